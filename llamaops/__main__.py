@@ -1,0 +1,5 @@
+"""``python -m llamaops``."""
+
+from llamaops.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Pure rules and values: no files, clock, sockets, environment or logging."""

@@ -1,0 +1,99 @@
+"""What is known of a machine: plain values, ``None`` where unknown. `llamaops.host.probe_host` fills them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from llamaops.core.cpuset import CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One logical CPU.
+
+    ``siblings`` holds the SMT siblings, this CPU included; ``None`` where sysfs does not say. ``capacity`` is arm64's
+    ``cpu_capacity`` (0-1024), ``max_khz`` cpufreq's ``cpuinfo_max_freq``, ``performance`` membership of
+    ``/sys/devices/cpu_core/cpus`` (hybrid x86; None on machines without that file).
+    """
+
+    id: int
+    siblings: CpuSet | None = None
+    package: int | None = None
+    node: int | None = None
+    capacity: int | None = None
+    max_khz: int | None = None
+    performance: bool | None = None
+    llc: CpuSet | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One NUMA node; ``cpus`` may be empty (memory-only), memory in bytes."""
+
+    id: int
+    cpus: CpuSet
+    mem_total: int | None = None
+    mem_free: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """The tightest limits over this process's whole cgroup ancestry.
+
+    ``quota_cpus`` is quota/period of the tightest ancestor (None: no limit). ``memory_headroom`` is bytes that can
+    still be charged in the tightest ancestor, page cache not counted as used. ``rt_runtime_us`` is
+    ``cpu.rt_runtime_us`` of the process's own v1 cpu cgroup (None where RT_GROUP_SCHED is absent).
+    ``weight_path`` is the ``cpu.weight`` or ``cpu.shares`` file that this process may write, relative to /.
+    """
+
+    version: int | None = None
+    path: str | None = None
+    cpuset: CpuSet | None = None
+    quota_cpus: float | None = None
+    memory_headroom: int | None = None
+    memory_limit: int | None = None
+    rt_runtime_us: int | None = None
+    weight_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What this process may do to its own scheduling.
+
+    ``lowest_nice`` is the smallest niceness allowed (-20 with CAP_SYS_NICE, else 20 - RLIMIT_NICE, at most the present
+    one). ``rtprio_limit`` is RLIMIT_RTPRIO's soft value. ``memlock_limit`` is bytes, None for unlimited or unknown.
+    """
+
+    cap_sys_nice: bool | None = None
+    lowest_nice: int | None = None
+    rtprio_limit: int | None = None
+    memlock_limit: int | None = None
+    root: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine as planning sees it. Every field may be unknown; CPUs are those of sysfs, usable or not."""
+
+    system: str = "linux"
+    machine: str | None = None
+    cpu_model: str | None = None
+    hypervisor: bool | None = None
+    online: CpuSet | None = None
+    affinity: CpuSet | None = None
+    isolated: CpuSet = CpuSet()
+    nohz_full: CpuSet = CpuSet()
+    cpus: tuple[Cpu, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    cgroup: Cgroup = Cgroup()
+    rights: Rights = Rights()
+    autogroup: bool | None = None
+    rt_runtime_us: int | None = None
+    rr_timeslice_ms: int | None = None
+    mem_total: int | None = None
+    mem_available: int | None = None
+    isa: frozenset[str] = frozenset()
+    tools: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Absolute paths of the launch tools that exist: taskset, chrt, nice, numactl, setpriv."""

@@ -1,0 +1,1 @@
+"""Render a plan for systemd, compose and Kubernetes."""

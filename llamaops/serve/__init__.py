@@ -1,0 +1,1 @@
+"""Run the engine: process, supervisor, relay, control."""
