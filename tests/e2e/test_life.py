@@ -1,0 +1,108 @@
+"""Start, stop, kill, detach, status and logs of a real llamaops with the real engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import psutil
+from running import LLAMAOPS, QUICKSTART, Up, await_true, descendants, gone
+
+
+def test_ctrl_c_stops_everything(up: Up) -> None:
+    running = up()
+    children = descendants(running.process.pid)
+    assert [p.name() for p in children] == ["llama-server"]
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(15) == 0, running.stderr.read_text()
+    assert gone(children)
+
+
+def test_kill_nine_leaves_no_engine(up: Up) -> None:
+    running = up()
+    children = descendants(running.process.pid)
+    running.process.kill()
+    await_true(lambda: gone(children), within=3, what="the engine is gone")
+    again = up()
+    assert httpx.get(f"{again.url}/readyz").status_code == 200
+
+
+def test_a_killed_engine_comes_back(up: Up) -> None:
+    running = up()
+    first = running.engine().pid
+    os.kill(first, signal.SIGKILL)
+    await_true(lambda: httpx.get(f"{running.url}/readyz").status_code == 503, within=1, what="death is noticed")
+    await_true(lambda: httpx.get(f"{running.url}/readyz").status_code == 200, within=15, what="service is back")
+    status = running.status()
+    assert status["restarts"] == 1
+    assert "SIGKILL" in json.dumps(status["last_exit"])
+    assert running.engine().pid != first
+
+
+def test_streams_finish_on_sigterm(up: Up) -> None:
+    running = up()
+    body = {"prompt": "Once upon a time", "max_tokens": 100, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        running.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert running.process.wait(15) == 0
+
+
+def test_status_logs_stop_and_chat(up: Up) -> None:
+    running = up()
+    assert running.status()["state"] == "ready"
+    text = running.cli("status")
+    assert "quickstart: ready" in text.stdout
+    assert running.url in text.stdout
+    assert "llama_server" in running.cli("logs", "quickstart").stdout
+    answer = running.cli("chat", "quickstart", "Say hello.", "--max-tokens", "8")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+    taken = subprocess.run([*LLAMAOPS, "up", str(QUICKSTART)], env=running.env, capture_output=True, text=True, timeout=60)
+    assert taken.returncode == 75
+    assert str(running.process.pid) in taken.stderr
+    stopped = running.cli("stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert running.process.wait(5) == 0
+    assert running.cli("status", "quickstart").returncode == 64
+    assert running.cli("chat", "Hi").returncode == 64
+
+
+def test_detach_returns_when_ready(env: dict[str, str], model_path: str) -> None:
+    done = subprocess.run([*LLAMAOPS, "up", str(QUICKSTART), "--set", "serve.port=0", "--detach"], env=env, text=True,
+                          capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    url = done.stdout.strip()
+    assert httpx.get(f"{url}/readyz").status_code == 200
+    status = json.loads(subprocess.run([*LLAMAOPS, "status", "quickstart", "--json"], env=env, capture_output=True,
+                                       text=True, timeout=30, check=True).stdout)
+    engine = psutil.Process(status["pid"])
+    assert subprocess.run([*LLAMAOPS, "stop"], env=env, timeout=60).returncode == 0
+    assert gone([engine])
+
+
+def test_reload_keeps_serving(up: Up, tmp_path: Path) -> None:
+    profile = tmp_path / "quickstart.yaml"
+    profile.write_text(QUICKSTART.read_text())
+    running = up(profile=profile)
+    profile.write_text(QUICKSTART.read_text() + "\nnonsense: 1\n")
+    refused = running.cli("reload")
+    assert refused.returncode == 78
+    assert "nonsense" in refused.stderr
+    assert httpx.get(f"{running.url}/readyz").status_code == 200
+
+
+def test_the_relay_is_the_only_way_in(up: Up) -> None:
+    running = up()
+    listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.pid in
+                 {running.process.pid, running.engine().pid}}
+    assert listening == {int(running.url.rsplit(":", 1)[1])}
+    socket = Path(running.engine().cmdline()[running.engine().cmdline().index("--host") + 1])
+    assert socket.parent.stat().st_mode & 0o077 == 0

@@ -1,0 +1,98 @@
+"""What can't work says so: its own message, its own exit code, at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from running import LLAMAOPS, QUICKSTART
+
+
+def llamaops(*args: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*LLAMAOPS, *args], env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "p.yaml"
+    path.write_text("model: {source: 'path:absent.gguf'}\nengine: {build: never}\n")
+    return path
+
+
+def test_every_problem_of_a_profile_at_once(tmp_path: Path, env: dict[str, str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("model: {source: 'path:m.gguf', contxt: 1}\nplacement: {threads: none, nicee: 3}\nserve: {port: 99999}\n")
+    done = llamaops("up", str(path), env=env)
+    assert done.returncode == 78
+    for expected in ("model.contxt", "context", "placement.threads", "placement.nicee", "nice", "serve.port", "65535"):
+        assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_profile(env: dict[str, str]) -> None:
+    done = llamaops("up", "nowhere.yaml", env=env)
+    assert done.returncode == 2
+    assert "nowhere.yaml" in done.stderr
+
+
+def test_missing_model(profile: Path, env: dict[str, str], engine_path: str) -> None:
+    done = llamaops("up", str(profile), "--set", "serve.port=0", env=env)
+    assert done.returncode == 69
+    assert "absent.gguf" in done.stderr
+
+
+def test_model_that_is_none(profile: Path, env: dict[str, str], engine_path: str) -> None:
+    (profile.parent / "absent.gguf").write_bytes(b"<html>404</html>" * 100)
+    done = llamaops("up", str(profile), "--set", "serve.port=0", env=env)
+    assert done.returncode == 69
+    assert "HTML" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_unreadable_model(tmp_path: Path, engine_path: str) -> None:
+    folder = Path(f"/tmp/llo-unreadable-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    try:
+        model = folder / "m.gguf"
+        model.write_bytes(b"GGUF")
+        model.chmod(0o600)
+        done = subprocess.run([*LLAMAOPS, "model", "inspect", str(model)], capture_output=True, text=True, timeout=60,
+                              user=65534, group=65534, extra_groups=[], cwd="/",
+                              env=os.environ | {"HOME": str(folder), "LLAMAOPS_CACHE": str(folder / "cache")})
+        if "No module named" in done.stderr or "Permission denied" in done.stderr.split("error:")[0]:
+            pytest.skip("the checkout itself is not readable for others")
+        assert done.returncode == 69
+        assert "Permission denied" in done.stderr
+    finally:
+        (folder / "m.gguf").unlink()
+        folder.rmdir()
+
+
+def test_taken_port(env: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = llamaops("up", str(QUICKSTART), "--set", f"serve.port={port}", env=env)
+    assert done.returncode == 75
+    assert str(port) in done.stderr
+    assert f"pid {os.getpid()}" in done.stderr
+
+
+def test_no_engine_and_none_may_be_built(profile: Path, env: dict[str, str], tmp_path: Path) -> None:
+    env |= {"LLAMAOPS_CACHE": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
+    done = llamaops("up", str(profile), "--set", "serve.port=0", env=env)
+    assert done.returncode == 69
+    assert "llamaops engine build" in done.stderr
+
+
+def test_unknown_flag_is_named_before_the_start(env: dict[str, str], engine_path: str, model_path: str) -> None:
+    done = llamaops("up", str(QUICKSTART), "--set", "serve.port=0", "--set", "engine.args=['--no-such-flag']", env=env)
+    assert done.returncode == 78
+    assert "--no-such-flag" in done.stderr
+    assert "b11434" in done.stderr
+
+
+def test_traceback_only_with_debug(env: dict[str, str]) -> None:
+    assert "Traceback" in llamaops("--debug", "up", "nowhere.yaml", env=env).stderr
