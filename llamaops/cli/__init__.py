@@ -59,8 +59,8 @@ class LazyGroup(click.Group):
 def cli(ctx: click.Context, debug: bool) -> None:
     """Serve a small language model smoothly on CPUs.
 
-    One YAML profile goes in; llamaops finds or builds llama.cpp, fetches the model, plans CPUs, threads and priority for
-    this machine, starts llama-server and relays its OpenAI-style API on one port.
+    One YAML profile goes in; llamaops finds or builds llama.cpp, fetches the model, plans CPUs, threads and priority
+    for this machine, starts llama-server and relays its OpenAI-style API on one port.
     """
     ctx.obj = {"debug": debug}
 
@@ -87,7 +87,7 @@ def run(args: list[str]) -> int:
         print_error(exc)
         return exc.exit_code
     except BrokenPipeError:
-        # The reader of our stdout went away (``| head``): that is its right. Keep the interpreter from saying so at exit.
+        # The reader of our stdout went away (``| head``), as it may: keep the interpreter from saying so at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import click
 from llamaops.cli import colour
 from llamaops.errors import NotRunning, UsageError
 
+LOG_LEVELS = ["debug", "info", "warning", "error"]
 profile_argument = click.argument("profile", type=click.Path(path_type=Path))
 set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
                           help="Override one profile value, such as placement.threads=2. Repeatable.")
@@ -26,7 +27,7 @@ name_argument = click.argument("name", required=False)
 @click.option("--no-build", is_flag=True, help="Fail rather than build an engine.")
 @click.option("--offline", is_flag=True, help="Fetch nothing: use what is on this disk.")
 @click.option("--dry-run", is_flag=True, help="Only show the plan (the same as: llamaops plan PROFILE).")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
 @click.pass_context
 def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bool, no_build: bool, offline: bool,
        dry_run: bool, log_level: str) -> int:
@@ -108,7 +109,7 @@ def reload(name: str | None) -> None:
 
 @click.command()
 @name_argument
-@click.option("--lines", "-n", type=click.IntRange(0), default=100, show_default=True, help="Show this many last lines.")
+@click.option("--lines", "-n", type=click.IntRange(0), default=100, show_default=True, help="This many last lines.")
 @click.option("--follow", "-f", is_flag=True, help="Go on as the engine writes, until Ctrl-C.")
 def logs(name: str | None, lines: int, follow: bool) -> None:
     """Show the engine's log of the instance NAME (or the only one). Exit codes: 0 · 64 not running."""
