@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -10,9 +11,9 @@ class Engine:
     """One llama-server binary.
 
     ``path`` is the real path that is executed. ``version`` is spelled ``b11434`` (None when the binary does not say).
-    ``flags`` holds every option spelling of ``--help``, long and short. ``openmp`` is ``libgomp``, ``libomp`` or None for
-    a build without OpenMP, read from the binary's dynamic section.
-    ``origin`` tells how it was found: ``path``, ``cache``, ``PATH`` or ``built``.
+    ``flags`` holds every option spelling of ``--help``, long and short. ``openmp`` is ``libgomp``, ``libomp`` or None
+    for a build without OpenMP, read from the libraries it loads. ``origin`` tells how it was found: ``path``,
+    ``cache``, ``PATH`` or ``built``. ``unix_socket``: its ``--host`` takes one.
     """
 
     path: str
@@ -21,3 +22,55 @@ class Engine:
     openmp: str | None
     origin: str = "path"
     unix_socket: bool = True
+
+
+_BUILD = re.compile(r"\(build (\d+)|^version: (\d+) \(", re.MULTILINE)
+_OPTION = re.compile(r"(--?[A-Za-z][\w-]*)(,?)[ ]*")
+_LOADED = re.compile(r"\b(libgomp|libomp|libiomp5)\b")
+_LIBRARY = re.compile(r"^\s*(\S+)\s+=>\s+not found|error while loading shared libraries: ([^:\s]+)", re.MULTILINE)
+_NEWER = re.compile(r"version `((?:GLIBC|GLIBCXX|CXXABI|GOMP)_[\w.]+)' not found")
+
+
+def parse_version(text: str) -> str | None:
+    """Return the build number of ``--version`` as ``b11434``; None where the binary does not know it.
+
+    Two spellings exist: ``version: 5432 (abcdef0)`` and, since llama.cpp has release numbers,
+    ``version: 0.6.0-dev (build 11434, commit abcdef0)``. Builds without git state 0.
+    """
+    found = _BUILD.search(text)
+    number = int(found[1] or found[2]) if found else 0
+    return f"b{number}" if number else None
+
+
+def parse_help(text: str) -> frozenset[str]:
+    """Return every option spelling of ``--help``: those at the start of a line, comma-separated."""
+    return frozenset(option for line in text.splitlines() if line.startswith("-") for option in _spellings(line))
+
+
+def _spellings(line: str) -> list[str]:
+    out, pos = [], 0
+    while found := _OPTION.match(line, pos):
+        out.append(found[1])
+        if not found[2]:
+            break
+        pos = found.end()
+    return out
+
+
+def takes_unix_socket(help_text: str) -> bool:
+    """Tell whether ``--host`` accepts the path of a UNIX socket, as its own help says."""
+    return "unix socket" in help_text.lower()
+
+
+def openmp_of(library_names: str) -> str | None:
+    """Return ``libgomp`` or ``libomp`` (Intel's libiomp5 is the same runtime) if the text names one of them."""
+    found = _LOADED.search(library_names)
+    return None if not found else "libgomp" if found[1] == "libgomp" else "libomp"
+
+
+def missing_part(loader_text: str) -> str | None:
+    """Name what the dynamic loader did not find: a library, or a symbol version such as ``GLIBC_2.38``."""
+    if found := _NEWER.search(loader_text):
+        return found[1]
+    found = _LIBRARY.search(loader_text)
+    return (found[1] or found[2]) if found else None

@@ -1,0 +1,401 @@
+"""Build llama-server and its tools from the pinned source, once for each compiler, CPU and set of flags."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import tarfile
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamaops import recipe as recipes
+from llamaops.cache import disk_full_is, is_locked, locked, make_folder, require_room, sha256_of, write_json
+from llamaops.child import CancelledError, capture, run
+from llamaops.core.engine import Engine
+from llamaops.core.progress import Bar, Progress
+from llamaops.engine_binary import read_engine
+from llamaops.errors import BuildFailed, EngineUnavailable, LlamaopsError, Unavailable
+from llamaops.pip_download import pip_download
+from llamaops.recipe import EngineSource, Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from llamaops.core.profile import EngineSection
+
+ROOM_BYTES = 1 << 30
+"""Source (180 MiB), objects and binaries (130 MiB), download (40 MiB); the rest is for other CMake flags."""
+JOB_BYTES = 1 << 30
+"""Memory one compiler process may take on the largest files."""
+ABANDONED_S = 24 * 3600
+"""A half-built tree may be continued for a day; then it only fills the disk."""
+PACKAGES = {
+    "cmake": ("cmake", "cmake", "cmake"),
+    "make": ("make", "make", "make"),
+    "c++": ("g++", "gcc-c++", "gcc"),
+    "cc": ("gcc", "gcc", "gcc"),
+}
+"""Tool → its package for apt, dnf and pacman."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What builds; ``identity`` is path and first version line of both compilers."""
+
+    cmake: str
+    maker: str
+    ninja: bool
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One build: from where, with what, into which folders."""
+
+    recipe: Recipe
+    source: EngineSource
+    tools: Toolchain
+    fingerprint: Mapping[str, Any]
+    key: str
+    engines: Path
+    environ: Mapping[str, str]
+    cancel: threading.Event | None
+
+    @property
+    def final(self) -> Path:
+        return self.engines / f"b{self.recipe.build or 'tree'}-{self.key}"
+
+    @property
+    def work(self) -> Path:
+        return self.engines / f".building-{self.key}"
+
+    @property
+    def log(self) -> Path:
+        return self.work / "build.log"
+
+
+def build_engine(
+    section: EngineSection,
+    cache: Path,
+    progress: Progress,
+    environ: Mapping[str, str],
+    cancel: threading.Event | None = None,
+) -> Engine:
+    """Build the pinned engine, or return the build that is there already for this compiler, CPU and these flags.
+
+    Minutes of work at low priority. A second caller waits for the first. Interrupted at any point (KeyboardInterrupt,
+    SIGTERM, ``cancel``), nothing half-built is ever used, and the next call continues it. Raises BuildFailed, with the
+    last lines of the log, or TryAgain.
+    """
+    recipe = load_recipe(environ)
+    tools = find_toolchain(environ)
+    failed: LlamaopsError | None = None
+    for source in recipe.sources:
+        try:
+            return _build(_job(recipe, source, tools, section, cache, environ, cancel), progress)
+        except _SourceMissingError as exc:
+            failed = exc.cause
+            progress.say(f"source {source.kind}:{source.where} can't be had: {failed.what}")
+    raise failed or BuildFailed("the engine recipe names no source", where="vendor/llama.cpp.toml")
+
+
+class _SourceMissingError(Exception):
+    def __init__(self, cause: LlamaopsError) -> None:
+        super().__init__(cause.what)
+        self.cause = cause
+
+
+def _job(
+    recipe: Recipe, source: EngineSource, tools: Toolchain, section: EngineSection, cache: Path,
+    environ: Mapping[str, str], cancel: threading.Event | None,
+) -> _Job:  # fmt: skip
+    fingerprint = recipes.fingerprint(recipe, section.cmake, source)
+    key = recipes.key(fingerprint, tools.identity)
+    return _Job(recipe, source, tools, fingerprint, key, make_folder(recipes.engines_folder(cache)), environ, cancel)
+
+
+def _build(job: _Job, progress: Progress) -> Engine:
+    lock = job.engines / f".lock-{job.key}"
+    with locked(lock, lambda: progress.say("another llamaops builds this engine; waiting for it …"), job.cancel):
+        if not (job.final / recipes.MANIFEST).exists():
+            started = time.monotonic()
+            with disk_full_is(BuildFailed, "the build of the engine", job.work):
+                _make(job, progress)
+            progress.say(f"engine built in {time.monotonic() - started:.0f} s: {job.final}")
+        return read_engine(job.final / "bin" / "llama-server", "built")
+
+
+def _make(job: _Job, progress: Progress) -> None:
+    _remove_abandoned(job.engines)
+    make_folder(job.work)
+    require_room(job.work, ROOM_BYTES, "building the engine", BuildFailed)
+    job.log.write_text("", encoding="utf-8")
+    tree = _source_tree(job, progress)
+    with progress.bar("build engine", "steps") as bar:
+        _configure(job, tree)
+        _compile(job, bar)
+    _publish(job, tree)
+
+
+def _source_tree(job: _Job, progress: Progress) -> Path:
+    if job.source.kind == "path":
+        return _checked_tree(Path(job.source.where) / job.source.folder, job)
+    unpacked = job.work / "unpacked"
+    tree = job.work / "source"
+    if not unpacked.exists():
+        archive = _fetch(job, progress)
+        shutil.rmtree(tree, ignore_errors=True)
+        _unpack(archive, job.source.folder, tree)
+        unpacked.touch()
+    return _checked_tree(tree, job)
+
+
+def _checked_tree(tree: Path, job: _Job) -> Path:
+    if not (tree / "CMakeLists.txt").is_file():
+        raise BuildFailed("the engine source has no CMakeLists.txt", where=str(tree),
+                          why=f"folder {job.source.folder!r} of {job.source.kind}:{job.source.where}")
+    return tree
+
+
+def _fetch(job: _Job, progress: Progress) -> Path:
+    """Return the verified archive, kept in the cache so that a build with other flags needs no second download."""
+    source = job.source
+    kept = job.engines.parent / "downloads" / f"{source.sha256}.tar.gz"
+    if kept.exists() and sha256_of(kept) == source.sha256:
+        return kept
+    make_folder(kept.parent)
+    folder = job.work / "download"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        with progress.bar("download engine source", "bytes") as bar:
+            get = _from_index if source.kind == "sdist" else _from_url
+            got = get(job, folder, bar)
+    except Unavailable as exc:
+        raise _SourceMissingError(exc) from exc
+    if (actual := sha256_of(got)) != source.sha256:
+        raise BuildFailed("the engine source has the wrong checksum", where=source.where,
+                          why=f"expected {source.sha256}, got {actual}", fix="don't use it; look where it comes from")
+    got.replace(kept)
+    shutil.rmtree(folder, ignore_errors=True)
+    return kept
+
+
+def _from_index(job: _Job, folder: Path, bar: Bar) -> Path:
+    source = job.source
+    return pip_download(source.where, source.version or "", form="sdist", sha256=source.sha256, folder=folder,
+                        environ=job.environ, bar=bar, error=BuildFailed, cancel=job.cancel)
+
+
+def _from_url(job: _Job, folder: Path, bar: Bar) -> Path:
+    source, got, done = job.source, folder / "source.tar.gz", 0
+    if not source.where.startswith(("https://", "http://", "file://")):
+        raise BuildFailed("the engine source is not at a URL", where=source.where)
+    try:
+        with urllib.request.urlopen(source.where, timeout=60) as reply, got.open("wb") as file:  # noqa: S310  # checked above
+            total = int(reply.headers.get("Content-Length") or 0) or None
+            while chunk := reply.read(1 << 20):
+                file.write(chunk)
+                done += len(chunk)
+                bar.update(done, total)
+                if job.cancel is not None and job.cancel.is_set():
+                    raise CancelledError("cancelled")
+    except OSError as exc:
+        raise BuildFailed("can't fetch the engine source", where=source.where, why=str(exc)) from exc
+    return got
+
+
+def _unpack(archive: Path, folder: str, tree: Path) -> None:
+    """Unpack what lies in ``folder`` under the archive's one top folder."""
+    partial = tree.with_name(tree.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with tarfile.open(archive) as tar:
+            # The stdlib's own guard against absolute names, links outside and devices (PEP 706).
+            for member in tar:
+                inner = Path(*Path(member.name).parts[1:])
+                if inner.is_relative_to(folder or "."):
+                    member.name = str(inner.relative_to(folder or "."))
+                    tar.extract(member, partial, filter="data")
+    except (tarfile.TarError, EOFError) as exc:
+        raise BuildFailed("the engine source can't be unpacked", where=str(archive), why=str(exc)) from exc
+    partial.mkdir(exist_ok=True)
+    partial.replace(tree)
+
+
+def _configure(job: _Job, tree: Path) -> None:
+    build = job.work / "build"
+    if (build / "configured").exists():
+        return
+    shutil.rmtree(build, ignore_errors=True)
+    definitions = {**job.fingerprint["cmake"], **_fixed(job)}
+    argv = [job.tools.cmake, "-S", str(tree), "-B", str(build), "-G", "Ninja" if job.tools.ninja else "Unix Makefiles"]
+    argv += [f"-D{name}={value}" for name, value in sorted(definitions.items())]
+    done = run(argv, env=_build_env(job, tree), log=job.log, niced=True, cancel=job.cancel)
+    if done.code:
+        raise _failed(job, "CMake can't configure the engine", done.tail)
+    (build / "configured").touch()
+
+
+def _fixed(job: _Job) -> dict[str, str]:
+    """Return definitions that no profile chooses: what the binary says it is, and that it can be moved."""
+    definitions = {"CMAKE_BUILD_WITH_INSTALL_RPATH": "ON", "CMAKE_INSTALL_RPATH": "$ORIGIN"}
+    if job.recipe.build is not None:
+        # Otherwise cmake/build-info.cmake counts the commits of whatever git work tree the cache lies in.
+        definitions |= {"LLAMA_BUILD_NUMBER": str(job.recipe.build), "LLAMA_BUILD_COMMIT": "unknown"}
+    return definitions
+
+
+def _build_env(job: _Job, tree: Path) -> dict[str, str]:
+    dropped = ("GIT_", "LD_PRELOAD", "MAKEFLAGS", "NINJA_STATUS")
+    kept = {k: v for k, v in job.environ.items() if not k.startswith(dropped)}
+    fetched = job.source.kind != "path"
+    return kept | {"LC_ALL": "C"} | ({"GIT_CEILING_DIRECTORIES": str(tree.parent)} if fetched else {})
+
+
+def _compile(job: _Job, bar: Bar) -> None:
+    build = job.work / "build"
+    # Called directly and not through `cmake --build`: they end their compilers on SIGTERM, it does not.
+    argv = [job.tools.maker, "-C", str(build), f"-j{_jobs()}", *job.recipe.targets]
+    log_line = _Steps(bar)
+    done = run(argv, env=_build_env(job, build), on_line=log_line, log=job.log, niced=True, cancel=job.cancel)
+    if done.code:
+        raise _failed(job, "the engine does not compile", _first_error(job.log) or done.tail)
+
+
+class _Steps:
+    """ninja's ``[12/340]`` or make's ``[ 12%]``, as a bar."""
+
+    _STEP = re.compile(r"^\[\s*(\d+)(?:/(\d+)|%)\]")
+
+    def __init__(self, bar: Bar) -> None:
+        self.bar = bar
+
+    def __call__(self, line: str) -> None:
+        if found := self._STEP.match(line):
+            self.bar.update(int(found[1]), int(found[2] or 100))
+
+
+def _first_error(log: Path) -> str | None:
+    """Return the first compiler error and what follows: with parallel jobs the end of the log is another file's."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    at = next((i for i, line in enumerate(lines) if re.search(r"\b(fatal )?error: |^FAILED: ", line)), None)
+    return None if at is None else "\n".join(lines[at : at + 12])
+
+
+def _failed(job: _Job, what: str, tail: str) -> BuildFailed:
+    out_of_memory = "Killed signal" in tail or "out of memory" in tail.lower()
+    return BuildFailed(
+        what, where=str(job.log), detail=tail, why="a compiler was killed: out of memory" if out_of_memory else None,
+        fix="close other programs, or give the machine swap, and run the same command again: it continues"
+        if out_of_memory
+        else "the whole log is in that file; with the cause mended, the same command continues the build",
+    )
+
+
+def _publish(job: _Job, tree: Path) -> None:
+    """Check what was built and let it appear under its final name in one step."""
+    ready = job.work / "ready"
+    shutil.rmtree(ready, ignore_errors=True)
+    ready.mkdir()
+    shutil.copytree(job.work / "build" / "bin", ready / "bin", symlinks=True)
+    missing = [name for name in job.recipe.targets if not (ready / "bin" / name).is_file()]
+    if missing:
+        raise _failed(job, f"the build made no {', '.join(missing)}", "")
+    engine = _checked(job, ready / "bin" / "llama-server")
+    if (tree / "LICENSE").is_file():
+        shutil.copy(tree / "LICENSE", ready / "LICENSE")
+    shutil.copy(job.log, ready / "build.log")
+    made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    source = f"{job.source.kind}:{job.source.where}" + (f"=={job.source.version}" if job.source.version else "")
+    write_json(ready / recipes.MANIFEST, {**job.fingerprint, "compiler": job.tools.identity, "version": engine.version,
+                                          "made": made, "from": source, "key": job.key})
+    shutil.rmtree(job.final, ignore_errors=True)  # a folder without manifest: never an engine
+    ready.replace(job.final)
+    shutil.rmtree(job.work, ignore_errors=True)
+
+
+def _checked(job: _Job, binary: Path) -> Engine:
+    try:
+        engine = read_engine(binary, "built")
+    except EngineUnavailable as exc:
+        raise BuildFailed("the engine that was just built does not run", where=str(job.log), why=exc.why) from exc
+    if job.recipe.build is not None and engine.version != f"b{job.recipe.build}":
+        raise BuildFailed("the engine that was just built is another version", where=str(job.log),
+                          why=f"it says {engine.version}, the recipe b{job.recipe.build}")
+    return engine
+
+
+def _remove_abandoned(engines: Path) -> None:
+    for folder in engines.glob(".building-*"):
+        lock = engines / folder.name.replace(".building-", ".lock-")
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED_S and not is_locked(lock):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _jobs() -> int:
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cpus, _available_memory() // JOB_BYTES))
+
+
+def _available_memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
+    """Find CMake, Ninja or make, and the compilers (``CC`` and ``CXX`` as CMake takes them).
+
+    Raises BuildFailed that names everything that is missing and the command that installs it.
+    """
+    path = environ.get("PATH")
+    ninja = shutil.which("ninja", path=path) or shutil.which("ninja-build", path=path)
+    found = {
+        "cmake": shutil.which("cmake", path=path),
+        "make": ninja or shutil.which("make", path=path),
+        "cc": _compiler(environ, "CC", ("cc", "gcc", "clang")),
+        "c++": _compiler(environ, "CXX", ("c++", "g++", "clang++")),
+    }
+    cmake, maker, cc, cxx = (found[name] for name in ("cmake", "make", "cc", "c++"))
+    if not (cmake and maker and cc and cxx):
+        missing = [name for name, where in found.items() if where is None]
+        raise BuildFailed(f"can't build the engine: {', '.join(missing)} not found", where=f"PATH={path}",
+                          fix=_install_command(missing) + "   (or set engine.path to a llama-server)")
+    identity = "; ".join(f"{tool}: {_version_line(tool, environ)}" for tool in (cc, cxx))
+    return Toolchain(cmake, maker, ninja is not None, identity)
+
+
+def _compiler(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) -> str | None:
+    path = environ.get("PATH")
+    if given := environ.get(variable):
+        return shutil.which(given.split()[0], path=path)
+    return next((where for name in names if (where := shutil.which(name, path=path))), None)
+
+
+def _version_line(tool: str, environ: Mapping[str, str]) -> str:
+    done = capture([tool, "--version"], env={**environ, "LC_ALL": "C"}, timeout_s=15)
+    return done.tail.splitlines()[0] if done.tail else "unknown"
+
+
+def _install_command(missing: list[str]) -> str:
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        release = {}
+    family = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
+    for at, command, names in (
+        (0, "apt-get install", {"debian", "ubuntu"}),
+        (1, "dnf install", {"fedora", "rhel", "centos", "suse", "opensuse"}),
+        (2, "pacman -S", {"arch", "archlinux"}),
+    ):
+        if names & set(family):
+            return f"{command} {' '.join(dict.fromkeys(PACKAGES[name][at] for name in missing))}"
+    return f"install {', '.join(missing)} with this system's package manager"

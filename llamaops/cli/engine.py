@@ -1,0 +1,162 @@
+"""``llamaops engine``: find, build, list and inspect llama-server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llamaops.cli import colour
+from llamaops.cli.console import make_progress
+from llamaops.errors import EngineUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from llamaops.core.engine import Engine
+    from llamaops.core.profile import EngineSection
+
+as_json = click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
+pinned = click.option("--path", "path", type=click.Path(path_type=Path), help="This llama-server and no other.")
+cmake = click.option(
+    "-D", "cmake", multiple=True, metavar="NAME=VALUE",
+    help="A CMake definition, as in the profile's engine.cmake. Repeatable.",
+)  # fmt: skip
+
+
+@click.group()
+def engine() -> None:
+    """Find, build and inspect llama-server.
+
+    A profile with engine.path: auto uses the first of: a build in the cache that suits this machine's CPU, llama-server
+    on PATH, a build made then and there.
+    """
+
+
+@engine.command()
+@pinned
+@cmake
+@as_json
+def locate(path: Path | None, cmake: tuple[str, ...], json_: bool) -> None:
+    """Print the path of the llama-server that would be used.
+
+    Never builds; exit code 69 when there is none.
+    """
+    found = _find(path, cmake)
+    facts = {"path": found.path, "origin": found.origin, "version": found.version}
+    click.echo(json.dumps(facts) if json_ else found.path)
+
+
+@engine.command()
+@cmake
+@as_json
+def build(cmake: tuple[str, ...], json_: bool) -> None:
+    """Build the pinned llama.cpp and print where llama-server is.
+
+    Takes minutes, at low priority, and asks for CMake, Ninja or make, and a C++ compiler (CC, CXX). A build that is
+    there already for this compiler, CPU and these definitions is returned at once. Ctrl-C is safe; the next run
+    continues.
+
+    \b
+    Examples:
+      llamaops engine build
+      llamaops engine build -D GGML_NATIVE=OFF     # runs on other CPUs too
+      llamaops engine build -D GGML_OPENMP=OFF
+
+    The environment variable LLAMAOPS_RECIPE names another recipe than the shipped vendor/llama.cpp.toml: a release
+    tarball by URL and sha256, or a source tree on this machine.
+    """
+    from llamaops.acquire.build import build_engine
+    from llamaops.dirs import find_dirs
+
+    made = build_engine(_section(None, cmake), find_dirs(os.environ).cache, make_progress(), os.environ)
+    click.echo(json.dumps(_facts(made)) if json_ else made.path)
+
+
+@engine.command("list")
+@as_json
+def list_(json_: bool) -> None:
+    """List the builds in the cache, newest first; * marks those that suit this machine and the shipped recipe."""
+    from llamaops.dirs import find_dirs
+    from llamaops.recipe import all_built, built_engines, load_recipe
+
+    cache = find_dirs(os.environ).cache
+    fitting = set(built_engines(load_recipe(os.environ), {}, cache))
+    rows: list[dict[str, Any]] = [
+        {"path": str(folder / "bin" / "llama-server"), "fits": folder in fitting, "size_bytes": _size(folder / "bin"),
+         **{k: manifest.get(k) for k in ("version", "made", "from", "compiler", "cmake", "cpu", "key")}}
+        for folder, manifest in all_built(cache)
+    ]  # fmt: skip
+    if json_:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    if not rows:
+        click.echo(f"no builds in {cache}; make one with: llamaops engine build", err=True)
+    for row in rows:
+        mark = "*" if row["fits"] else " "
+        click.echo(f"{mark} {row['version']}  {row['size_bytes'] >> 20} MiB  {row['made']}  {row['path']}")
+
+
+@engine.command()
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+@as_json
+def info(path: Path | None, json_: bool) -> None:
+    """Show what a llama-server is: PATH, or the one that would be used.
+
+    Real path (links followed), version, OpenMP runtime, number of options, the tools beside it and the newest C library
+    it asks for. A binary that can't run here is named with the reason; exit code 69.
+    """
+    facts = _facts(_find(path, ()))
+    if json_:
+        click.echo(json.dumps({**facts, "flags": sorted(facts["flags"])}, indent=1))
+        return
+    facts["flags"] = f"{len(facts['flags'])} option spellings"
+    for name, value in facts.items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        label = click.style(f"{name:12}", bold=True) if colour(sys.stdout) else f"{name:12}"
+        click.echo(f"{label} {'-' if shown in (None, '') else shown}")
+
+
+def _find(path: Path | None, cmake: tuple[str, ...]) -> Engine:
+    from llamaops.acquire.locate import find_engine
+    from llamaops.dirs import find_dirs
+
+    found = find_engine(_section(path, cmake), find_dirs(os.environ).cache, os.environ)
+    if found is None:
+        raise EngineUnavailable("no llama-server here", why="none in the build cache and none on PATH",
+                                fix="llamaops engine build   (or set engine.path)")
+    return found
+
+
+def _section(path: Path | None, cmake: tuple[str, ...]) -> EngineSection:
+    from llamaops.core.profile import EngineSection
+
+    definitions: dict[str, str | bool | int] = {}
+    for text in cmake:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"-D {text} is not NAME=VALUE", fix="for example: -D GGML_NATIVE=OFF")
+        definitions[name.partition(":")[0]] = value
+    return EngineSection.model_validate({"path": str(path.absolute()) if path else "auto", "cmake": definitions})
+
+
+def _facts(engine: Engine) -> dict[str, Any]:
+    from llamaops.engine_binary import newest_glibc
+
+    folder = Path(engine.path).parent
+    return {
+        "path": engine.path,
+        "origin": engine.origin,
+        "version": engine.version,
+        "openmp": engine.openmp,
+        "unix_socket": engine.unix_socket,
+        "glibc": newest_glibc(Path(engine.path)),
+        "tools": sorted(path.name for path in folder.glob("llama-*") if path.is_file()),
+        "flags": sorted(engine.flags),
+    }
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

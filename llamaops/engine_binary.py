@@ -1,0 +1,127 @@
+"""Ask a llama-server binary what it is, and say why when it can't run here."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from llamaops.child import Done, capture
+from llamaops.core.engine import Engine, missing_part, openmp_of, parse_help, parse_version, takes_unix_socket
+from llamaops.errors import EngineUnavailable
+
+ANSWER_S = 15.0
+"""How long ``--version`` may take; it is milliseconds, but a cold network disk or a GPU runtime is slow."""
+BUILD_HINT = "build one for this machine: llamaops engine build"
+
+
+@dataclass(frozen=True, slots=True)
+class _Binary:
+    path: Path
+    env: Mapping[str, str]
+
+    def ask(self, option: str, **extra: str) -> Done:
+        try:
+            return capture([str(self.path), option], env={**self.env, **extra}, timeout_s=ANSWER_S)
+        except subprocess.TimeoutExpired:
+            _unfit(self.path, f"it did not answer {option} within {ANSWER_S:.0f} s")
+        except OSError as exc:
+            _unfit(self.path, _why_not_started(self.path, exc))
+
+
+def read_engine(path: Path, origin: str) -> Engine:
+    """Read version, flags and OpenMP runtime from the binary itself, which takes some 25 ms.
+
+    Nothing is cached: running it is also the proof that it runs on this machine now (docs/adr/0003). Raises
+    EngineUnavailable when the file is missing, not executable, made for another machine or C library, or is no
+    llama-server.
+    """
+    real = path.expanduser().resolve()
+    if not real.is_file():
+        _unfit(path, "there is no such file" if not real.exists() else "it is not a file")
+    binary = _Binary(real, _clean_env(os.environ))
+    helped = binary.ask("--help")
+    if helped.code != 0:
+        _unfit(real, _why_failed(helped))
+    flags = parse_help(helped.tail)
+    if not {"--model", "--ctx-size", "--port"} <= flags:
+        _unfit(real, "its --help is not that of llama-server")
+    version = parse_version(binary.ask("--version").tail)
+    # The loader prints the libraries and exits (ld.so(8)); a static or musl binary just prints its version again.
+    libraries = binary.ask("--version", LD_TRACE_LOADED_OBJECTS="1").tail
+    return Engine(
+        path=str(real),
+        version=version,
+        flags=flags,
+        openmp=openmp_of(libraries) or _openmp_inside(real),
+        origin=origin,
+        unix_socket=takes_unix_socket(helped.tail),
+    )
+
+
+def _clean_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Drop what would make the binary load a model or another library instead of answering."""
+    dropped = ("LLAMA_", "LD_PRELOAD", "HF_", "GGML_")
+    return {k: v for k, v in environ.items() if not k.startswith(dropped)} | {"LC_ALL": "C"}
+
+
+def _openmp_inside(path: Path) -> str | None:
+    """Find the runtime of CPU backends loaded later (``GGML_BACKEND_DL``), or one linked into the binary."""
+    needed = {b"\0libgomp.so": "libgomp", b"\0libomp.so": "libomp", b"\0libiomp5.so": "libomp"}
+    for library in sorted(path.parent.glob("libggml-cpu*.so*")):
+        if found := _first_of(library, needed):
+            return found
+    # Each runtime's own error prefix: text that only the runtime itself contains.
+    return _first_of(path, {b"\nlibgomp: ": "libgomp", b"OMP: Error #": "libomp"})
+
+
+def _first_of(path: Path, needles: Mapping[bytes, str]) -> str | None:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return next((name for needle, name in needles.items() if data.find(needle) >= 0), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _why_not_started(path: Path, exc: OSError) -> str:
+    if exc.errno in (errno.EACCES, errno.EPERM):
+        if os.access(path, os.X_OK):
+            return "the kernel refused to run it (a file system mounted noexec?)"
+        return "it is not executable for this user (chmod +x, or another user's folder)"
+    if exc.errno == errno.ENOEXEC:
+        return f"it is no program for this machine ({os.uname().machine})"
+    if exc.errno == errno.ENOENT:
+        return "its dynamic loader is not here: it was built for another C library (glibc or musl)"
+    return exc.strerror or str(exc)
+
+
+def _why_failed(done: Done) -> str:
+    if done.code in (-signal.SIGILL, 128 + signal.SIGILL):
+        return "illegal instruction: it was built for a newer CPU"
+    if part := missing_part(done.tail):
+        newer = part.startswith(("GLIBC", "CXXABI", "GOMP"))
+        return f"it needs {part}, newer than what this system has" if newer else f"the library {part} is not installed"
+    last = next((line for line in reversed(done.tail.splitlines()) if line.strip()), "no output")
+    ended = f"signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
+    return f"--help ended with {ended}: {last[:200]}"
+
+
+def _unfit(path: Path, why: str) -> NoReturn:
+    raise EngineUnavailable("this llama-server can't be used", where=str(path), why=why, fix=BUILD_HINT)
+
+
+def newest_glibc(path: Path) -> str | None:
+    """Return the newest C library version that the binary asks for, such as ``2.34``; None for a static one.
+
+    Read from the version names in its string table (``GLIBC_2.34``), which no tool is needed for.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        names = {match[1].decode() for match in re.finditer(rb"\0GLIBC_(\d+(?:\.\d+)+)(?=\0)", data)}
+    return max(names, key=lambda name: [int(part) for part in name.split(".")], default=None)
