@@ -1,0 +1,321 @@
+"""From a client's request to the engine and back: bytes untouched, nothing computed that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from llamaops.core.completions import Ask, BodyReader, StreamReader, error_message, read_ask
+from llamaops.serve.admission import Admission, Place, QueueFull
+from llamaops.serve.call import Call, Headers, Refusal
+from llamaops.serve.engine_client import EngineGone, Exchange, Head, connect, request_head
+from llamaops.serve.metrics import RequestMetrics
+from llamaops.serve.requestlog import Outcome
+from llamaops.serve.routes import Route
+from llamaops.serve.traffic import Backend, Endpoint, Traffic, Unready
+
+# RFC 9110 §7.6.1 and the older spellings still seen.
+_HOP = frozenset({b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
+                  b"te", b"trailer", b"transfer-encoding", b"upgrade"})
+# Not for the engine. Keys are ours to check; nothing may be compressed on the way back; we set length and connection;
+# origin is answered by our own allow-list. With x-conversation-id llama-server keeps generating after the client has
+# gone (its resumable streams), which would break the promise that what nobody reads is not computed.
+_REQUEST_DROP = _HOP | {b"content-length", b"expect", b"accept-encoding", b"authorization", b"x-api-key", b"origin",
+                        b"x-conversation-id"}
+_RESPONSE_DROP = _HOP | {b"date", b"x-request-id"}
+_STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"),
+                            (b"x-accel-buffering", b"no")]
+_PING = b": ping\n"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """What the relay needs of the configuration; seconds and bytes."""
+
+    names: tuple[str, ...]
+    max_body_bytes: int
+    queue_timeout_s: float
+    ping_interval_s: float | None
+
+
+class Relay:
+    """Carries requests of open routes to the engine that serves now."""
+
+    def __init__(self, backend: Backend, traffic: Traffic, admission: Admission, metrics: RequestMetrics) -> None:
+        self._backend = backend
+        self._traffic = traffic
+        self._admission = admission
+        self._metrics = metrics
+
+    async def carry(self, call: Call, route: Route, limits: RelayLimits) -> None:
+        """Answer ``call`` with what the engine says. Raises Refusal before the first byte, ClientGone at any time."""
+        self._endpoint()
+        # What may wait is held whole: a slow upload must not occupy a slot.
+        body = await call.whole_body(limits.max_body_bytes) if route.look or route.generates else None
+        ask = read_ask(body) if body is not None and route.look else Ask(None, False)
+        _check_model(ask, limits.names)
+        call.record.model = limits.names[0]
+        await _Passage(self, call, route, limits, ask, body).run()
+
+    def _endpoint(self) -> Endpoint:
+        endpoint = self._backend.endpoint()
+        if isinstance(endpoint, Unready):
+            raise Refusal(503, f"the engine is {endpoint.state}: {endpoint.reason}", kind="server_error",
+                          code="engine_unavailable", retry_after_s=endpoint.retry_after_s)
+        return endpoint
+
+
+def _check_model(ask: Ask, names: tuple[str, ...]) -> None:
+    if ask.model is not None and ask.model not in names:
+        raise Refusal(404, f"the model {ask.model[:100]!r} is not served here; there is: {', '.join(names)}",
+                      kind="invalid_request_error", code="model_not_found", param="model")
+
+
+class _Passage:
+    """One request on its way through: the queue, the engine, the answer."""
+
+    def __init__(
+        self, relay: Relay, call: Call, route: Route, limits: RelayLimits, ask: Ask, body: bytes | None
+    ) -> None:
+        self._relay, self._call, self._route, self._limits = relay, call, route, limits
+        self._ask, self._body = ask, body
+        self._connected: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
+        self._stream = StreamReader(route.family, relay._metrics.itl.observe) if route.family else None
+        self._whole = BodyReader()
+        self._streaming = False
+        self._sent_at = 0.0
+
+    async def run(self) -> None:
+        """Carry the request. Raises Refusal before the first byte, ClientGone at any time."""
+        upload = None if self._body is not None else self._upload
+        place = self._enter() if self._route.generates else None
+        try:
+            async with self._call.watched(upload):
+                if place is not None:
+                    await self._wait(place)
+                await self._exchange()
+        except Refusal as refusal:
+            if not self._call.started:
+                raise
+            await self._fail_stream(refusal.message, refusal.code)
+        finally:
+            if place is not None:
+                self._relay._admission.leave(place)
+            self._report()
+
+    # --- the queue
+
+    def _enter(self) -> Place:
+        key = self._call.record.key or ""
+        try:
+            return self._relay._admission.enter(key, self._call.client)
+        except QueueFull as full:
+            what = f"{full.limit} requests wait already" if full.scope == "queue" else \
+                f"{full.limit} requests of this key wait already"
+            raise Refusal(429, f"the queue is full: {what}", kind="rate_limit_error",
+                          code="queue_full" if full.scope == "queue" else "key_limit",
+                          retry_after_s=full.retry_after_s) from full
+
+    async def _wait(self, place: Place) -> None:
+        try:
+            async with asyncio.timeout(self._limits.queue_timeout_s):
+                while not place.admitted.done():
+                    await asyncio.wait({place.admitted}, timeout=self._limits.ping_interval_s)
+                    if not place.admitted.done():
+                        await self._ping()
+        except TimeoutError:
+            raise Refusal(504, f"no slot came free within {self._limits.queue_timeout_s:g} s (serve.queue.timeout_s)",
+                          kind="server_error", code="queue_timeout",
+                          retry_after_s=self._relay._admission.retry_after_s()) from None
+        finally:
+            self._call.record.queue_s = time.monotonic() - place.entered_at
+
+    # --- the engine
+
+    async def _exchange(self) -> None:
+        endpoint = self._relay._endpoint()
+        try:
+            exchange = await connect(endpoint, bodiless=self._call.method == "HEAD")
+        except EngineGone as gone:
+            raise _bad_gateway(str(gone)) from gone
+        ticket = self._relay._traffic.open(endpoint.generation, exchange.fail)
+        pings = _SilenceTimer(exchange, self._limits.ping_interval_s, self) if self._ask.stream else None
+        try:
+            self._ask_engine(exchange)
+            await self._answer(exchange)
+        finally:
+            if pings is not None:
+                pings.stop()
+            exchange.close()
+            self._relay._traffic.close(ticket)
+
+    def _ask_engine(self, exchange: Exchange) -> None:
+        call = self._call
+        target = call.raw_path + b"?" + call.query if call.query else call.raw_path
+        exchange.write(request_head(call.method.encode(), target, self._request_headers()))
+        if self._body:
+            exchange.write(self._body)
+        self._connected.set_result(exchange)
+
+    def _request_headers(self) -> Headers:
+        headers = forwarded(self._call.headers, _REQUEST_DROP)
+        headers.append((b"connection", b"close"))
+        if self._body is not None:
+            headers.append((b"content-length", b"%d" % len(self._body)))
+        elif self._call.method == "POST":
+            length = self._call.header(b"content-length")
+            headers.append((b"transfer-encoding", b"chunked") if length is None else (b"content-length", length))
+        return headers
+
+    async def _upload(self) -> None:
+        exchange = await asyncio.shield(self._connected)
+        if self._call.method != "POST":
+            return
+        chunked = self._call.header(b"content-length") is None
+        async for piece in self._call.body(self._limits.max_body_bytes):
+            exchange.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            await exchange.drain()
+        if chunked:
+            exchange.write(b"0\r\n\r\n")
+
+    # --- the answer
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            while (head := await exchange.head()) is None:
+                await self._ping()
+            await self._begin(exchange, head)
+            await self._pump(exchange)
+        except EngineGone as gone:
+            self._call.record.outcome = "engine_failed"
+            self._call.record.reason = str(gone)
+            if not self._call.started:
+                raise _bad_gateway(str(gone)) from gone
+            if not self._streaming:
+                self._call.abort()  # the client must not take a cut answer for a whole one
+                return
+            await self._fail_stream(str(gone), "engine_died")
+
+    async def _begin(self, exchange: Exchange, head: Head) -> None:
+        streaming = (head.get(b"content-type") or b"").startswith(b"text/event-stream")
+        if self._call.started:
+            if head.status != 200 or not streaming:
+                raise await _late_refusal(exchange, head)
+            return
+        self._streaming = streaming and self._stream is not None
+        self._call.record.outcome = _outcome(head.status)
+        await self._call.start(head.status, response_headers(head.headers, streaming=streaming))
+
+    async def _pump(self, exchange: Exchange) -> None:
+        feed = self._stream.feed if self._streaming and self._stream is not None else self._feed_whole
+        traffic, write = self._relay._traffic, self._call.write
+        while (chunk := await exchange.read()) is not None:
+            if not chunk:
+                await self._ping()
+                continue
+            now = time.monotonic()
+            traffic.last_byte_at = self._sent_at = now
+            feed(chunk, now)
+            await write(chunk)
+        await self._call.finish()
+
+    def _feed_whole(self, chunk: bytes, _now: float) -> None:
+        self._whole.feed(chunk)
+
+    def quiet_since(self) -> float:
+        """Return when the client last got a byte of this stream (monotonic seconds)."""
+        return self._sent_at
+
+    async def _ping(self) -> None:
+        """Keep a silent stream's client waiting: headers if it has none yet, and a comment between two events."""
+        if not self._ask.stream or self._stream is None:
+            return
+        if not self._call.started:
+            self._streaming = True
+            await self._call.start(200, _STREAM_HEADERS)
+        if self._streaming and self._stream.at_boundary:
+            await self._call.write(_PING)
+        self._sent_at = time.monotonic()
+
+    async def _fail_stream(self, message: str, code: str) -> None:
+        assert self._stream is not None and self._route.family is not None
+        self._call.record.outcome = "engine_failed"
+        self._call.record.reason = message
+        await self._call.finish(self._stream.failure(self._route.family, message, code))
+
+    # --- afterwards
+
+    def _report(self) -> None:
+        record, stream = self._call.record, self._stream
+        counts = stream.counts() if stream is not None and self._streaming else self._whole.counts()
+        record.prompt_tokens, record.output_tokens, record.finish = counts.prompt, counts.output, counts.finish
+        if stream is not None and stream.first_text_at is not None:
+            record.ttft_s = stream.first_text_at - record.started_at
+            elapsed = stream.last_text_at - stream.first_text_at
+            if elapsed > 0 and counts.output is not None and counts.output > 1:
+                record.tokens_per_s = (counts.output - 1) / elapsed
+
+
+class _SilenceTimer:
+    """Wakes an exchange's reader when its client has got nothing for ``interval`` seconds; costs nothing per event."""
+
+    def __init__(self, exchange: Exchange, interval: float | None, passage: _Passage) -> None:
+        self._exchange, self._interval, self._passage = exchange, interval, passage
+        self._started_at = time.monotonic()
+        self._handle: asyncio.TimerHandle | None = None
+        if interval is not None:
+            self._arm(interval)
+
+    def _arm(self, delay: float) -> None:
+        self._handle = asyncio.get_running_loop().call_later(delay, self._look)
+
+    def _look(self) -> None:
+        assert self._interval is not None
+        quiet = time.monotonic() - max(self._passage.quiet_since(), self._started_at)
+        if quiet >= self._interval:
+            self._exchange.wake()
+            quiet = 0.0
+        self._arm(self._interval - quiet)
+
+    def stop(self) -> None:
+        """Forget the timer."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+
+def forwarded(headers: Headers, drop: frozenset[bytes]) -> Headers:
+    """Return the headers that travel on: all but ``drop`` and those that a ``Connection`` header names."""
+    named = {
+        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
+    }
+    return [(name, value) for name, value in headers if name not in drop and name not in named]
+
+
+def response_headers(headers: Headers, *, streaming: bool) -> Headers:
+    """Return the engine's headers as the client gets them; a stream is marked against caches and buffering proxies."""
+    kept = [h for h in forwarded(headers, _RESPONSE_DROP) if not h[0].startswith(b"access-control-")]
+    if not streaming:
+        return kept
+    marks = _STREAM_HEADERS[1:]
+    return [h for h in kept if h[0] not in (b"cache-control", b"x-accel-buffering")] + marks
+
+
+def _outcome(status: int) -> Outcome:
+    if status >= 500:
+        return "engine_failed"
+    return "client_error" if status >= 400 else "ok"
+
+
+def _bad_gateway(reason: str) -> Refusal:
+    return Refusal(502, f"the engine did not answer: {reason}", kind="server_error", code="engine_died",
+                   outcome="engine_failed")
+
+
+async def _late_refusal(exchange: Exchange, head: Head) -> Refusal:
+    """Return the engine's refusal of a stream whose headers are already with the client."""
+    body = b""
+    while (chunk := await exchange.read()) is not None and len(body) < 64 << 10:
+        body += chunk
+    return Refusal(head.status, error_message(body) or f"the engine answered with status {head.status}",
+                   kind="invalid_request_error", code="engine_refused", outcome=_outcome(head.status))
