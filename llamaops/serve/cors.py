@@ -1,0 +1,34 @@
+"""Which web pages may call us: our own allow-list; the engine's opinion is dropped."""
+
+from __future__ import annotations
+
+Headers = list[tuple[bytes, bytes]]
+_EXPOSED = b"X-Request-Id, Retry-After"
+
+
+def cors_headers(origin: bytes | None, allowed: tuple[str, ...]) -> Headers:
+    """Return what to add to an answer to a page of ``origin``; ``*`` in ``allowed`` means every page."""
+    if not allowed:
+        return []
+    vary: Headers = [] if "*" in allowed else [(b"vary", b"Origin")]
+    if origin is None or not _allows(origin, allowed):
+        return vary
+    allow = b"*" if "*" in allowed else origin
+    return [*vary, (b"access-control-allow-origin", allow), (b"access-control-expose-headers", _EXPOSED)]
+
+
+def preflight_headers(headers: Headers, allowed: tuple[str, ...], methods: frozenset[str]) -> Headers:
+    """Return the answer to a preflight request beside `cors_headers`; nothing for a page that is not allowed."""
+    asked = dict(headers)
+    origin = asked.get(b"origin")
+    if origin is None or not _allows(origin, allowed) or b"access-control-request-method" not in asked:
+        return []
+    allow = ", ".join(sorted(methods)).encode()
+    answer = [(b"access-control-allow-methods", allow), (b"access-control-max-age", b"600")]
+    if wanted := asked.get(b"access-control-request-headers"):
+        answer.append((b"access-control-allow-headers", wanted))
+    return answer
+
+
+def _allows(origin: bytes, allowed: tuple[str, ...]) -> bool:
+    return "*" in allowed or origin.decode("latin-1") in allowed

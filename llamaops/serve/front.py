@@ -1,0 +1,209 @@
+"""The HTTP server before the relay: uvicorn, with the limits it does not have itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from llamaops.core.completions import error_body
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """What a connection may do. Sizes in bytes, times in seconds.
+
+    llama-server's HTTP library takes 8 KiB a line and 100 headers: more than that would fail behind us.
+    """
+
+    target: int = 8000
+    header_count: int = 90
+    head_bytes: int = 32 << 10
+    connections: int = 2048
+    head_s: float = 30.0
+    write_stall_s: float = 60.0
+    keep_alive_s: int = 75
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    status: int
+    message: str
+    code: str
+
+
+_BAD = _Refused(400, "the request is not HTTP/1.1 as RFC 9112 has it", "bad_request")
+_LONG_TARGET = _Refused(414, "the request's target is too long", "uri_too_long")
+_LARGE_HEAD = _Refused(431, "the request's headers are too large or too many", "headers_too_large")
+_LATE_HEAD = _Refused(408, "the request's headers did not come in time", "request_timeout")
+_CROWDED = _Refused(503, "too many connections", "too_many_connections")
+
+
+class FrontProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol that also bounds heads, connections, and clients that do not read or do not ask."""
+
+    limits = FrontLimits()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._refused = _BAD
+        self._head_bytes = self._head_count = 0
+        self._stall: _Stall | None = None
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.limits.head_s, self._head_late)
+        if len(self.connections) > self.limits.connections:
+            self._refuse(_CROWDED)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    # --- the head of a request
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._head_timer is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # One endless header line is collected inside the parser before any callback sees it.
+        if self._head_timer is not None and self._head_bytes > self.limits.head_bytes + self.limits.target:
+            self._refuse(_LARGE_HEAD)
+
+    def on_message_begin(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.limits.head_s, self._head_late)
+            self._head_bytes = 0
+        self._head_count = self.limits.header_count
+        super().on_message_begin()
+        self.scope["extensions"] = {"llamaops": {"abort": self.transport.abort}}
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self.limits.target:
+            self._reject(_LONG_TARGET)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_count -= 1
+        if self._head_count < 0 or len(value) > self.limits.target:
+            self._reject(_LARGE_HEAD)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_head_timer()
+        super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = _until_close(self.cycle)  # type: ignore[method-assign, assignment]  # HTTP/1.0 has no chunks
+
+    def _reject(self, refused: _Refused) -> None:
+        self._refused = refused
+        raise ValueError(refused.message)  # the parser stops and uvicorn calls send_400_response
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if self._head_bytes:
+            self._refuse(_LATE_HEAD)
+        else:
+            self.transport.close()
+
+    # --- refusals before there is a request
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refused)
+
+    def _refuse(self, refused: _Refused) -> None:
+        """Answer and close; into an answer that is under way nothing can be said any more."""
+        self._stop_head_timer()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.close()
+            return
+        body = error_body(refused.message, "invalid_request_error", refused.code)
+        self.transport.write(
+            STATUS_LINE[refused.status] + b"content-type: application/json; charset=utf-8\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        self.transport.close()
+
+    # --- a client that does not read
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = _Stall(self.transport, self.limits.write_stall_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.stop()
+            self._stall = None
+
+
+class _Stall:
+    """Drops a connection whose unsent bytes did not become fewer for ``limit`` seconds: its slot is wanted."""
+
+    def __init__(self, transport: asyncio.Transport, limit: float) -> None:
+        self._transport = transport
+        self._limit = limit
+        self._arm()
+
+    def _arm(self) -> None:
+        self._unsent = self._transport.get_write_buffer_size()
+        self._handle = asyncio.get_running_loop().call_later(self._limit, self._look)
+
+    def _look(self) -> None:
+        if self._transport.get_write_buffer_size() >= self._unsent:
+            self._transport.abort()
+        else:
+            self._arm()
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+def _until_close(cycle: RequestResponseCycle) -> Callable[[Any], Any]:
+    """Return a ``send`` that ends a body of unknown length by closing, for clients of HTTP/1.0."""
+    endless = False
+
+    async def send(message: Any) -> None:
+        nonlocal endless
+        if message["type"] == "http.response.start":
+            endless = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
+            if endless:
+                cycle.chunked_encoding = False
+        elif endless:
+            more: bool = message.get("more_body", False)
+            cycle.expected_content_length = (1 << 62) if more else len(message.get("body", b""))
+        await RequestResponseCycle.send(cycle, message)
+
+    return send
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: whoever runs it decides when ``should_exit`` is set."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+def make_server(app: Any, sock: socket.socket, limits: FrontLimits) -> Server:
+    """Return a server for ``app``; run ``await server.serve(sockets=[sock])``."""
+    protocol = type("FrontProtocol", (FrontProtocol,), {"limits": limits})
+    config = uvicorn.Config(
+        app, http=protocol, ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
+        proxy_headers=False, server_header=False, timeout_keep_alive=limits.keep_alive_s, backlog=2048,
+    )
+    return Server(config)
