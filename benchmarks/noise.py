@@ -1,0 +1,221 @@
+"""One stream while stress-ng fights for every CPU: llamaops with and without permission, and plain llama-server.
+
+    sudo .venv/bin/python benchmarks/noise.py [--runs 6] [--seconds 20] [--where session,autogroup,cgroup]
+
+Needs root (to lift the measuring client, to place the noise, and to drop privileges for one side), stress-ng, and a
+checkout and Python that other users can read. Three arrangements: noise in the same session, in another session
+(autogroup), in another cgroup. Runs of the sides are interleaved; every run starts its server anew. In each run a client
+at SCHED_FIFO 99 measures first, so that its own waiting is not counted, then an ordinary one. The quiet rows come first.
+Prints, for each side, the median and the worst run: tokens per second and the 99th percentile of the gap between events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LLAMAOPS = [sys.executable, "-m", "llamaops"]
+PROFILE = ROOT / "examples" / "quickstart.yaml"
+NOBODY = 65534
+PROMPT = "Tell me a long story about a lighthouse keeper, his daughter and the sea. " * 3
+SIDES = ("llamaops", "unprivileged", "plain")
+
+
+@dataclass
+class Result:
+    """One run as one client saw it."""
+
+    rate: float
+    p99_ms: float
+
+
+# ---- the measuring client: a process of its own, so that its priority is its own ----
+
+
+def client(port: int, seconds: float) -> None:
+    """Stream one endless answer and print the arrival time of each event."""
+    body = json.dumps({"prompt": PROMPT, "n_predict": 100000, "max_tokens": 100000, "stream": True, "ignore_eos": True,
+                       "temperature": 0.8, "seed": 1, "cache_prompt": False}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/json\r\n\r\n"
+    times: list[float] = []
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(head.encode() + body)
+        sock.settimeout(seconds + 60)
+        end = None
+        while end is None or time.monotonic() < end:
+            data = sock.recv(65536)
+            now = time.monotonic()
+            if not data:
+                break
+            count = len(re.findall(rb"data: \{", data))
+            if count and end is None:
+                end = now + seconds
+            times += [now] * count
+    print(json.dumps(times))
+
+
+def measure(port: int, seconds: float, high: bool) -> Result:
+    """Run the client and reduce what it saw."""
+    wrap = ["chrt", "-f", "99"] if high else []
+    done = subprocess.run([*wrap, sys.executable, __file__, "--client", str(port), str(seconds)], check=True, text=True,
+                          stdout=subprocess.PIPE, timeout=seconds + 120)
+    times = json.loads(done.stdout)
+    gaps = sorted(b - a for a, b in itertools.pairwise(times))
+    if len(gaps) < 3:
+        return Result(len(times) / seconds, 1000 * seconds)
+    return Result(len(gaps) / (times[-1] - times[0]), 1000 * gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))])
+
+
+# ---- the servers ----
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serve(side: str, engine: str, model: str, new_session: bool) -> Iterator[int]:
+    """Start one side and yield its port when it answers."""
+    port, runtime = free_port(), tempfile.mkdtemp(prefix="llo-")
+    env = os.environ | {"XDG_RUNTIME_DIR": runtime, "XDG_STATE_HOME": runtime}
+    argv = [*LLAMAOPS, "up", str(PROFILE), "--set", f"serve.port={port}", "--set", f"engine.path={engine}",
+            "--set", f"model.source=path:{model}", "--set", "model.sha256=null", "--log-level", "warning"]
+    if side == "plain":
+        argv = [engine, "-m", model, "--port", str(port)]
+    if side == "unprivileged":
+        shutil.chown(runtime, NOBODY, NOBODY)
+        argv = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all", *argv]
+        env |= {"HOME": runtime, "LLAMAOPS_CACHE": f"{runtime}/cache"}
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=new_session)
+    try:
+        await_healthy(port, process)
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        process.kill()
+        shutil.rmtree(runtime, ignore_errors=True)
+
+
+def await_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the server answers its health probe; both kinds of server are asked what they understand."""
+    while True:
+        if process.poll() is not None:
+            sys.exit(f"the server ended with {process.returncode}: {process.args!r}")
+        for path in ("/readyz", "/health"):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+                sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+                if sock.recv(64).startswith(b"HTTP/1.1 200"):
+                    return
+        time.sleep(0.05)
+
+
+# ---- the noise ----
+
+
+@contextlib.contextmanager
+def noise(where: str) -> Iterator[None]:
+    """Run one stress-ng worker for each CPU: in this session, in another one, or in another cgroup."""
+    argv = ["stress-ng", "--cpu", str(os.cpu_count()), "--quiet"]
+    group = make_cgroup() if where == "cgroup" else None
+    if group:
+        argv = ["sh", "-c", f"echo $$ > {group}/cgroup.procs && exec \"$@\"", "sh", *argv]
+    process = subprocess.Popen(argv, start_new_session=where != "session")
+    try:
+        time.sleep(1)  # until every worker has started; there is nothing to ask
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+        if group:
+            while (group / "cgroup.procs").read_text().strip():
+                time.sleep(0.1)
+            group.rmdir()
+
+
+def make_cgroup() -> Path:
+    """Make an empty cgroup of default weight beside the server's (v2, or the cpu controller of v1)."""
+    base = Path("/sys/fs/cgroup")
+    group = (base if (base / "cgroup.controllers").exists() else base / "cpu") / "llamaops-noise"
+    group.mkdir(exist_ok=True)
+    return group
+
+
+# ---- the runs ----
+
+
+def one_run(side: str, where: str | None, engine: str, model: str, seconds: float) -> tuple[Result, Result]:
+    """Start a side, add the noise, measure with both clients."""
+    around = noise(where) if where else contextlib.nullcontext()
+    with serve(side, engine, model, new_session=where != "session") as port, around:
+        return measure(port, seconds, True), measure(port, seconds, False)
+
+
+def row(name: str, runs: list[tuple[Result, Result]]) -> str:
+    """Format the median and the worst of one side's runs, for the high and the ordinary client."""
+    cells = []
+    for results in zip(*runs, strict=True):
+        rates, gaps = [r.rate for r in results], [r.p99_ms for r in results]
+        cells.append(f"{statistics.median(rates):>7.1f}{min(rates):>7.1f}{statistics.median(gaps):>9.1f}{max(gaps):>9.1f}")
+    return f"{name:<14}" + "  |".join(cells)
+
+
+def main() -> None:
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--runs", type=int, default=6)
+    args.add_argument("--seconds", type=float, default=20)
+    args.add_argument("--where", default="session,autogroup,cgroup")
+    args.add_argument("--engine")
+    args.add_argument("--model")
+    options = args.parse_args()
+
+    def ask(*words: str) -> str:
+        return subprocess.run([*LLAMAOPS, *words], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+    with tempfile.TemporaryDirectory(prefix="llo-noise-") as folder:
+        Path(folder).chmod(0o755)
+        # Copies that every user can read: the unprivileged side has no other way to them.
+        engine = shutil.copy(options.engine or ask("engine", "locate"), folder)
+        model = shutil.copy(options.model or ask("model", "pull", str(PROFILE)), folder)
+        print(f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, {date.today()}; "
+              f"{options.runs} runs of {options.seconds:.0f} s a side and client, interleaved; {Path(model).name}")
+        print(f"{'':<14}{'client at FIFO 99':^32}  |{'ordinary client':^32}")
+        print(f"{'':<14}" + "  |".join([f"{'tok/s':>7}{'worst':>7}{'p99 ms':>9}{'worst':>9}"] * 2))
+        for where in [None, *options.where.split(",")]:
+            results: dict[str, list[tuple[Result, Result]]] = {side: [] for side in SIDES}
+            for _ in range(options.runs):
+                for side in random.sample(SIDES, len(SIDES)):
+                    results[side].append(one_run(side, where, engine, model, options.seconds))
+            print(f"-- {'quiet' if where is None else f'noise: {where}'}")
+            for side, runs in results.items():
+                print(row(side, runs), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--client"]:
+        client(int(sys.argv[2]), float(sys.argv[3]))
+    else:
+        main()
