@@ -4,9 +4,10 @@
 
 Needs root (to lift the measuring client, to place the noise, and to drop privileges for one side), stress-ng, and a
 checkout and Python that other users can read. Three arrangements: noise in the same session, in another session
-(autogroup), in another cgroup. Runs of the sides are interleaved; every run starts its server anew. In each run a client
-at SCHED_FIFO 99 measures first, so that its own waiting is not counted, then an ordinary one. The quiet rows come first.
-Prints, for each side, the median and the worst run: tokens per second and the 99th percentile of the gap between events.
+(autogroup), in another cgroup. Runs of the sides are interleaved; every run starts its server anew. In each run a
+client at SCHED_FIFO 99 measures first, so that its own waiting is not counted, then an ordinary one. The quiet rows
+come first. Prints, for each side, the median and the worst run: tokens per second and the 99th percentile of the gap
+between events.
 """
 
 from __future__ import annotations
