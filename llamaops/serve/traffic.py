@@ -83,7 +83,8 @@ class Traffic:
         """Return once no request is in flight."""
         await self._idle.wait()
 
-    def abort_all(self, reason: str) -> None:
-        """End every request in flight with an error that says ``reason``."""
+    def abort_all(self, reason: str, generation: int | None = None) -> None:
+        """End every request in flight (of one generation, or in all) with an error that says ``reason``."""
         for ticket in tuple(self._tickets):
-            ticket.abort(reason)
+            if generation in (None, ticket.generation):
+                ticket.abort(reason)

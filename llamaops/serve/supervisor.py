@@ -1,0 +1,420 @@
+"""Keeps one engine serving: acts out what `llamaops.core.lifecycle` decides. `Supervisor.run` alone owns the status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamaops.core import lifecycle as life
+from llamaops.core.causes import Cause, explain
+from llamaops.core.launch import LaunchSpec
+from llamaops.core.lifecycle import State, Status
+from llamaops.core.plan import Note
+from llamaops.core.profile import SuperviseSection
+from llamaops.errors import EngineFailed, LlamaopsError, TryAgain
+from llamaops.serve.enginelog import EngineLog, LineWriter
+from llamaops.serve.probe import is_serving, warm_up
+from llamaops.serve.process import EngineProcess, bytes_read, spawn
+from llamaops.serve.pulse import Pulse, look
+from llamaops.serve.traffic import Endpoint, Traffic, Unready
+
+log = logging.getLogger("llamaops.engine")
+
+MakeLaunch = Callable[[int], LaunchSpec]
+"""From a generation (1, 2, …) to what is started: each needs an address of its own."""
+
+_PROBE_FIRST_S = 0.01
+_PROBE_MAX_S = 0.2
+_LOG_LINES = 15
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """One engine that has been spawned."""
+
+    generation: int
+    spec: LaunchSpec
+    process: EngineProcess
+    output: LineWriter
+    ready: bool = False
+    notes: tuple[Note, ...] = ()
+
+
+class Supervisor:
+    """Starts, watches, restarts, replaces and stops the engine of one instance; the relay's `Backend`.
+
+    ``read_back`` tells how a running engine's threads differ from the plan (called in a thread, after ready);
+    ``on_spawn`` is called with the pid of each new engine; ``mark`` is this instance's, see `llamaops.serve.process`.
+    """
+
+    def __init__(
+        self,
+        make_launch: MakeLaunch,
+        settings: SuperviseSection,
+        traffic: Traffic,
+        *,
+        log: EngineLog,
+        mark: str | None = None,
+        read_back: Callable[[int], list[Note]] | None = None,
+        on_spawn: Callable[[int], object] | None = None,
+        warm_up: bool = True,
+    ) -> None:
+        self._make_launch = make_launch
+        self._settings = settings
+        self._traffic = traffic
+        self._log = log
+        self._mark = mark or f"{os.getpid()}@{time.time_ns()}"
+        self._read_back = read_back
+        self._on_spawn = on_spawn
+        self._warm_up = warm_up
+        backoff = settings.backoff
+        self._policy = life.Policy(backoff.initial_s, backoff.max_s, backoff.reset_after_s)
+        self._status = Status(since=time.monotonic())
+        self._started_at = time.monotonic()
+        self._events: asyncio.Queue[life.Event] = asyncio.Queue()
+        self._engines: dict[int, _Running] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+        self._errands: set[asyncio.Task[None]] = set()
+        self._drain: asyncio.Task[None] | None = None
+        self._replacing: asyncio.Task[None] | None = None
+        self._wanted: tuple[MakeLaunch, bool, str] | None = None
+        self._moved = asyncio.Event()
+        self._listeners: list[Callable[[Status], None]] = []
+
+    # What others ask.
+
+    async def run(self) -> None:
+        """Serve until stopped; return when the last engine is gone.
+
+        Raises EngineFailed, with the cause and the engine's last lines, when starting again can't help. However it
+        ends, cancellation included, no engine is left.
+        """
+        self._post(life.StartRequested("start"))
+        try:
+            while not self._is_over():
+                self._apply(await self._events.get())
+        finally:
+            await self._clean_up()
+        if self._status.state is State.FAILED:
+            raise self._failure()
+
+    def stop(self, reason: str) -> None:
+        """Begin to drain and stop; called again, make it quicker: first without the drain, then without the grace."""
+        self._post(life.StopRequested(reason))
+
+    async def wait_ready(self) -> None:
+        """Return when requests are served. Raises EngineFailed when that will not happen any more."""
+        await self._until(lambda s: s.state in (State.READY, State.FAILED, State.STOPPED))
+        if self._status.state is not State.READY:
+            raise self._failure()
+
+    def endpoint(self) -> Endpoint | Unready:
+        """Return where to send a request now, or why not (see `llamaops.serve.traffic.Backend`)."""
+        status = self._status
+        if status.state is State.READY and (engine := self._engines.get(status.engine or 0)):
+            return Endpoint(engine.spec.socket, engine.spec.port, engine.generation)
+        return Unready(status.state.value, *self._why_unready(status))
+
+    async def replace(self, make_launch: MakeLaunch, *, beside: bool = True, reason: str = "reload") -> None:
+        """Serve with another launch: start it, switch when it is ready, let the old engine finish and stop it.
+
+        Without ``beside`` the old one is drained and stopped first, for want of memory. Calls that come while one is
+        under way are answered by one further replacement. Raises EngineFailed when the new engine does not become ready
+        (the old launch goes on serving), TryAgain when llamaops is stopping.
+        """
+        self._wanted = (make_launch, beside, reason)
+        if self._replacing is None or self._replacing.done():
+            self._replacing = asyncio.get_running_loop().create_task(self._replace_all())
+        await asyncio.shield(self._replacing)
+
+    def subscribe(self, listener: Callable[[Status], None]) -> None:
+        """Call ``listener`` after every change of the status, in the event loop."""
+        self._listeners.append(listener)
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return how the serving engine's threads differ from the plan."""
+        engine = self._engines.get(self._status.engine or 0)
+        return engine.notes if engine else ()
+
+    def status(self) -> dict[str, Any]:
+        """Return all of it as JSON-able data; times are seconds, ``at`` is seconds since the epoch."""
+        status, now = self._status, time.monotonic()
+        engine = self._engines.get(status.engine or 0)
+        last = status.history[-1].reason if status.history else ""
+        return {
+            "state": status.state.value,
+            "reason": last,
+            "since_s": round(now - status.since, 3),
+            "pid": engine.process.pid if engine else None,
+            "generation": status.engine,
+            "uptime_s": round(now - self._started_at, 3),
+            "ready_s": round(now - status.ready_at, 3) if status.ready_at is not None else None,
+            "restarts": status.restarts,
+            "failures_in_a_row": status.failures,
+            "retry_in_s": self._retry_in(status),
+            "last_exit": self._last_exit(status),
+            "in_flight": self._traffic.in_flight(),
+            "retiring": sorted(status.retiring),
+            "loaded_bytes": bytes_read(engine.process.pid) if engine and not engine.ready else None,
+            "notes": [{"level": n.level, "code": n.code, "text": n.text} for n in self.notes()],
+            "history": [_as_json(t, time.time() - now) for t in status.history],
+        }
+
+    # The owner of the status.
+
+    def _post(self, event: life.Event) -> None:
+        self._events.put_nowait(event)
+
+    def _apply(self, event: life.Event) -> None:
+        before = self._status
+        try:
+            self._status, actions = life.step(before, event, time.monotonic(), self._policy)
+        except life.IllegalTransition as exc:
+            log.warning("ignored: %s", exc)
+            return
+        for line in self._status.history[len(before.history) if len(before.history) < life.HISTORY else -1 :]:
+            if line not in before.history:
+                self._tell(f"{line.before} → {line.after}: {line.reason}")
+        if self._status.state is not before.state:
+            self._cancel_timers(before.state)
+        for action in actions:
+            self._do(action)
+        self._moved.set()
+        self._moved = asyncio.Event()
+        for listener in self._listeners:
+            listener(self._status)
+
+    def _tell(self, text: str) -> None:
+        log.info("%s", text)
+        self._log.add(f"llamaops: {text}")
+
+    def _is_over(self) -> bool:
+        ended = self._status.state in (State.STOPPED, State.FAILED)
+        return ended and bool(self._status.history) and not self._status.alive()
+
+    async def _until(self, met: Callable[[Status], bool]) -> None:
+        """Wait for a status; one that never started yet counts as none."""
+        while not (self._status.history and met(self._status)):
+            await self._moved.wait()
+
+    def _cancel_timers(self, left: State) -> None:
+        if left is State.BACKOFF:
+            while self._timers:
+                self._timers.pop().cancel()
+        if left is State.DRAINING and self._drain:
+            self._drain.cancel()
+
+    # Actions.
+
+    def _do(self, action: life.Action) -> None:
+        match action:
+            case life.Spawn(generation):
+                self._spawn(generation)
+            case life.Terminate(generation):
+                self._terminate(generation)
+            case life.Kill(generation):
+                self._signal(generation, "KILL")
+            case life.Abort(generation, reason):
+                self._traffic.abort_all(reason, generation)
+            case life.Wait(delay_s):
+                loop = asyncio.get_running_loop()
+                self._timers.append(loop.call_later(delay_s, self._post, life.BackoffOver()))
+            case life.Drain():
+                self._drain = self._errand(self._drain_all())
+            case life.Retire(generation):
+                self._errand(self._retire(generation))
+
+    def _errand(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        return task
+
+    def _spawn(self, generation: int) -> None:
+        try:
+            spec = self._make_launch(generation)
+            if spec.socket:
+                Path(spec.socket).unlink(missing_ok=True)
+            output = self._log.writer()
+            process = spawn(spec, mark=f"{self._mark}#{generation}", output=output.feed)
+        except (OSError, LlamaopsError) as exc:
+            self._post(life.Exited(generation, None, _cannot_start(exc)))
+            return
+        engine = _Running(generation, spec, process, output)
+        self._engines[generation] = engine
+        if self._on_spawn:
+            self._on_spawn(process.pid)
+        self._errand(self._watch(engine))
+
+    def _signal(self, generation: int, name: str) -> None:
+        if engine := self._engines.get(generation):
+            engine.process.signal(signal.Signals[f"SIG{name}"])
+
+    def _terminate(self, generation: int) -> None:
+        self._signal(generation, "TERM")
+        asyncio.get_running_loop().call_later(self._settings.stop_grace_s, self._signal, generation, "KILL")
+
+    async def _drain_all(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._traffic.wait_idle(), self._settings.drain_timeout_s)
+        self._post(life.Drained())
+
+    async def _retire(self, generation: int) -> None:
+        until = time.monotonic() + self._settings.drain_timeout_s
+        while self._traffic.in_flight(generation) and time.monotonic() < until:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.05)  # for one generation's requests
+        self._traffic.abort_all("the engine is being replaced", generation)
+        self._terminate(generation)
+
+    # Watching one engine.
+
+    async def _watch(self, engine: _Running) -> None:
+        tasks = [asyncio.create_task(self._wait_ready(engine)), asyncio.create_task(self._guard(engine))]
+        try:
+            ended = await asyncio.shield(engine.process.exited)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        engine.output.close()
+        del self._engines[engine.generation]
+        if engine.spec.socket:
+            Path(engine.spec.socket).unlink(missing_ok=True)
+        self._post(life.Exited(engine.generation, ended, explain(ended, list(engine.output.tail))))
+
+    async def _wait_ready(self, engine: _Running) -> None:
+        """Report ready once our own child answers; `_guard` ends the wait when there is no progress."""
+        pid, delay = engine.process.pid, _PROBE_FIRST_S
+        while not await self._probe(engine):
+            await asyncio.sleep(_PROBE_FIRST_S)
+            engine.output.spoke.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(engine.output.spoke.wait(), delay)  # a new log line may be the one that says: ready
+            delay = min(delay * 1.2, _PROBE_MAX_S)
+        if self._warm_up:
+            with contextlib.suppress(OSError, ValueError, EOFError):
+                await warm_up(engine.spec, pid)
+        if self._read_back:
+            engine.notes = tuple(await asyncio.to_thread(self._read_back, pid))
+        engine.ready = True
+        self._post(life.Ready(engine.generation))
+
+    async def _probe(self, engine: _Running) -> bool:
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(is_serving(engine.spec, engine.process.pid), 5)
+        return False
+
+    async def _guard(self, engine: _Running) -> None:
+        """Report an engine that gets nowhere: on its way to ready, or with requests in flight."""
+        start_s, stall_s = self._settings.start_timeout_s, self._settings.stall_timeout_s
+        interval = min(1.0, start_s / 10, stall_s / 10)
+        pulse = Pulse(time.monotonic(), look(engine.process.pid, engine.output.count), interval)
+        while True:
+            await asyncio.sleep(interval)
+            now, sign = time.monotonic(), look(engine.process.pid, engine.output.count)
+            if engine.ready and not self._traffic.in_flight(engine.generation):
+                pulse.reset(now, sign)
+            still_s = pulse.feel(now, sign)
+            if not engine.ready and still_s >= start_s:
+                reason = f"no progress towards ready for {still_s:.0f} s"
+                self._post(life.Stalled(engine.generation, reason))
+                return
+            if engine.ready and still_s >= stall_s:
+                reason = f"the engine froze: requests in flight and no work done for {still_s:.0f} s"
+                self._post(life.Froze(engine.generation, reason))
+                return
+
+    # Replacing.
+
+    async def _replace_all(self) -> None:
+        while self._wanted is not None:
+            (make_launch, beside, reason), self._wanted = self._wanted, None
+            await self._replace(make_launch, beside, reason)
+
+    async def _replace(self, make_launch: MakeLaunch, beside: bool, reason: str) -> None:
+        old, self._make_launch = self._make_launch, make_launch
+        generation = self._status.generation
+        if self._status.state in (State.STOPPED, State.FAILED) or self._status.then == "stop":
+            raise TryAgain("llamaops is stopping", fix="start it again with the changed profile")
+        self._post(life.RenewRequested(reason, beside))
+        await self._until(lambda s: s.generation > generation or s.state in (State.STOPPED, State.FAILED))
+        new = generation + 1
+        await self._until(lambda s: new not in s.alive() or (s.engine == new and s.state is State.READY))
+        if new not in self._status.alive():
+            self._make_launch = old
+            raise self._failure("the new engine did not become ready; the old settings stay")
+
+    # Words.
+
+    def _why_unready(self, status: Status) -> tuple[str, float | None]:
+        match status.state:
+            case State.STARTING | State.READY:
+                return "the model is being loaded", 2.0
+            case State.BACKOFF:
+                return f"the engine failed: {status.cause.text if status.cause else 'unknown'}", self._retry_in(status)
+            case State.FAILED:
+                return f"the engine failed for good: {status.cause.text if status.cause else 'unknown'}", None
+            case State.DRAINING | State.STOPPING if status.then != "stop":
+                return "the engine is being restarted", 5.0
+            case _:
+                return "llamaops is stopping", None
+
+    def _retry_in(self, status: Status) -> float | None:
+        if status.state is not State.BACKOFF:
+            return None
+        return round(max(status.since + status.delay_s - time.monotonic(), 0.1), 1)
+
+    def _last_exit(self, status: Status) -> dict[str, Any] | None:
+        if status.cause is None and status.ended is None:
+            return None
+        cause = status.cause
+        return {
+            "how": str(status.ended) if status.ended else "not started",
+            "code": status.ended.code if status.ended else None,
+            "signal": status.ended.signal if status.ended else None,
+            "oom_killed": bool(status.ended and status.ended.oom_killed),
+            "cause": cause.code if cause else None,
+            "text": cause.text if cause else None,
+            "fix": cause.fix if cause else None,
+        }
+
+    def _failure(self, what: str = "the engine could not be started") -> EngineFailed:
+        status = self._status
+        if status.cause is None:
+            return EngineFailed("the engine was stopped before it was ready")
+        how = f" ({status.ended})" if status.ended else ""
+        failure = EngineFailed(what, why=f"{status.cause.text}{how}", fix=status.cause.fix or "see llamaops logs",
+                               detail="\n".join(self._log.last(_LOG_LINES)))
+        failure.exit_code = status.cause.exit_code
+        return failure
+
+    async def _clean_up(self) -> None:
+        """Leave nothing: whatever still lives is killed and awaited."""
+        self._cancel_timers(State.BACKOFF)
+        for engine in tuple(self._engines.values()):
+            self._signal(engine.generation, "KILL")
+        while self._engines:
+            await asyncio.wait([e.process.exited for e in self._engines.values()])
+            await asyncio.sleep(0)
+        for task in tuple(self._errands):
+            task.cancel()
+        await asyncio.gather(*self._errands, return_exceptions=True)
+
+
+def _as_json(line: life.Transition, epoch_offset_s: float) -> dict[str, Any]:
+    at = round(line.at + epoch_offset_s, 3)
+    return {"at": at, "from": line.before.value, "to": line.after.value, "reason": line.reason}
+
+
+def _cannot_start(exc: OSError | LlamaopsError) -> Cause:
+    if isinstance(exc, LlamaopsError):
+        return Cause("cannot-start", exc.what, exc.fix, mends=False, exit_code=70)
+    return Cause("cannot-start", f"the engine can't be started: {exc.strerror or exc}", mends=True)
