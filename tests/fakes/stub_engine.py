@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A stand-in for llama-server: a real process that speaks enough of its HTTP, with a switch for every way to fail.
 
-Run it as ``python stub_engine.py --host /path/engine.sock`` (or ``--port N``). Flags of llama-server that it does not know are
-ignored; switches start with ``--stub-`` and may also come from the environment variable ``STUB_ARGS`` (split like a shell
-line), so that a profile's ``engine.env`` can set them. Standard library only.
+Run it as ``python stub_engine.py --host /path/engine.sock`` (or ``--port N``). Flags of llama-server that it does not
+know are ignored; switches start with ``--stub-`` and may also come from the environment variable ``STUB_ARGS`` (split as
+a shell does), so that a profile's ``engine.env`` can set them. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
 
 VERSION = "version: 0.0.0-stub (build 11434, commit stub)\nbuilt with GNU 12.2.0 for Linux x86_64\n"
 HELP = """usage: llama-server [options]
@@ -79,7 +82,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     p.add_argument("--stub-fork", choices=["group", "session", "daemon"], default=None,
                    help="start a child that stays: in our group, in its own session, or orphaned in its own session")
     p.add_argument("--stub-flood-mib", type=float, default=0.0, help="write so much to stderr at each generation")
-    p.add_argument("--stub-repeat", type=int, default=0, metavar="N", help="print the same warning N times at the start")
+    p.add_argument("--stub-repeat", type=int, default=0, metavar="N", help="print one warning N times at the start")
     p.add_argument("--stub-threads", type=int, default=0, help="start so many idle compute threads")
     p.add_argument("--stub-no-completions", action="store_true", help="refuse generation with 501: an embedding model")
     p.add_argument("--stub-tokens", type=int, default=5, help="tokens in each answer")
@@ -125,8 +128,8 @@ class Stub:
         if self.o.host.endswith(".sock"):
             sock = socket.socket(socket.AF_UNIX)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.o.host)
-            address: object = self.o.host
+                Path(self.o.host).unlink()
+            address: Any = self.o.host
         else:
             sock = socket.socket()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -134,7 +137,8 @@ class Stub:
         try:
             sock.bind(address)
         except OSError:
-            say(f"0.00.002.641 E srv         start: couldn't bind HTTP server socket, hostname: {self.o.host}, port: {self.o.port}")
+            where = f"hostname: {self.o.host}, port: {self.o.port}"
+            say(f"0.00.002.641 E srv         start: couldn't bind HTTP server socket, {where}")
             say("0.00.002.736 E srv  llama_server: exiting due to HTTP server error")
             os._exit(1)
         sock.listen(128)
@@ -165,7 +169,7 @@ class Stub:
             while self.request(conn, stream):
                 pass
 
-    def request(self, conn: socket.socket, stream) -> bool:
+    def request(self, conn: socket.socket, stream: BinaryIO) -> bool:
         line = stream.readline().decode("latin-1").split()
         if len(line) < 2:
             return False
@@ -195,7 +199,7 @@ class Stub:
             return self.generate(conn, path, json.loads(body or b"{}"))
         return self.error(conn, 404, "File Not Found", "not_found_error")
 
-    def generate(self, conn: socket.socket, path: str, asked: dict) -> None:
+    def generate(self, conn: socket.socket, path: str, asked: dict[str, Any]) -> None:
         if self.o.stub_no_completions:
             return self.error(conn, 501, "This server does not support completions.", "not_supported_error")
         with self.lock:
@@ -225,15 +229,14 @@ class Stub:
         return self.plain(conn, 200, {"id": "stub-1", "object": "chat.completion" if chat else "text_completion",
                                       "created": 0, "model": self.o.alias, "choices": [choice], "usage": usage})
 
-    def events(self, tokens: list[str], chat: bool, asked: dict):
+    def events(self, tokens: list[str], chat: bool, asked: dict[str, Any]) -> Iterator[tuple[float, str]]:
         if self.o.stub_script:
-            with open(self.o.stub_script, encoding="utf-8") as f:
-                yield from json.load(f)
+            yield from json.loads(Path(self.o.stub_script).read_text(encoding="utf-8"))
             return
         base = {"id": "stub-1", "object": "chat.completion.chunk" if chat else "text_completion", "created": 0,
                 "model": self.o.alias}
 
-        def event(choices: list, **more: object) -> str:
+        def event(choices: list[Any], **more: object) -> str:
             return "data: " + json.dumps({**base, "choices": choices, **more}) + "\n\n"
 
         if chat:
@@ -248,7 +251,7 @@ class Stub:
                                         "total_tokens": 3 + len(tokens)})
         yield 0.0, "data: [DONE]\n\n"
 
-    def stream(self, conn: socket.socket, events) -> None:
+    def stream(self, conn: socket.socket, events: Iterator[tuple[float, str]]) -> None:
         conn.sendall(b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: text/event-stream\r\n"
                      b"Transfer-Encoding: chunked\r\n\r\n")
         for delay, text in events:
@@ -266,11 +269,11 @@ class Stub:
         self.sent += len(data)
         conn.sendall(wire)
 
-    def plain(self, conn: socket.socket, status: int, document: dict) -> None:
+    def plain(self, conn: socket.socket, status: int, document: dict[str, Any]) -> None:
         data = json.dumps(document).encode()
         head = f"HTTP/1.1 {status} X\r\nServer: llama.cpp\r\nContent-Type: application/json; charset=utf-8\r\n" \
                f"Content-Length: {len(data)}\r\n\r\n"
-        if "choices" in document or "content" in document:
+        if "choices" in document:
             conn.sendall(head.encode())
             return self.body(conn, data, data)
         return conn.sendall(head.encode() + data)
@@ -316,7 +319,7 @@ def main() -> None:
     say("0.00.000.000 I srv  llama_server: initializing ...")
     for _ in range(o.stub_repeat):
         say("0.00.000.000 W warning: failed to set priority: Operation not permitted (1)")
-    if o.stub_crash or (o.stub_crash_if and os.path.exists(o.stub_crash_if)):
+    if o.stub_crash or (o.stub_crash_if and Path(o.stub_crash_if).exists()):
         die(o.stub_end, o.stub_say)
     if o.stub_fork:
         fork_child(o.stub_fork)
