@@ -1,0 +1,123 @@
+"""What of this machine and this account goes into a unit: paths, who runs it, which systemd."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamaops.core.engine import Engine
+from llamaops.core.model import Model
+from llamaops.core.plan import Plan
+from llamaops.core.profile import Profile
+from llamaops.core.source import PathSource, parse_source
+from llamaops.deploy.systemd import render_unit
+from llamaops.dirs import find_dirs
+from llamaops.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A rendered unit, and what its reader should know before installing it."""
+
+    text: str
+    advice: tuple[str, ...]
+
+
+def deploy_unit(
+    profile: Profile,
+    plan: Plan,
+    engine: Engine | None,
+    model: Model | None,
+    profile_path: Path,
+    *,
+    user: bool,
+    overrides: Sequence[str] = (),
+    cgroup_version: int | None = None,
+    environ: Mapping[str, str],
+) -> Unit:
+    """Render the unit that serves ``profile`` from this machine's files.
+
+    A system unit runs as this account; rendered by root, as a dynamic user where everybody may read what it needs, and
+    as root otherwise. Raises UsageError when llamaops itself can't be found as a program.
+    """
+    executable = find_executable()
+    pinned = engine.path if engine and profile.engine.path == "auto" else None
+    python = (sys.prefix, sys.base_prefix)
+    reads = [str(executable), str(profile_path), *python, *filter(None, (pinned, _path_of(profile)))]
+    run_as = None if user else _account(reads)
+    own_cache = user or run_as is not None
+    text = render_unit(
+        profile, plan, executable=str(executable), profile_path=str(profile_path), user=user,
+        systemd_version=systemd_version(), engine_path=pinned, run_as=run_as, reads=reads, overrides=overrides,
+        cache=str(find_dirs(environ).cache) if own_cache else None,
+        offline=model is not None and (own_cache or _path_of(profile) is not None), cgroup_version=cgroup_version)
+    return Unit(text, tuple(_advice(profile, engine, model, run_as)))
+
+
+def _advice(profile: Profile, engine: Engine | None, model: Model | None, run_as: str | None) -> Iterable[str]:
+    if engine is None:
+        yield "there is no engine yet and the unit builds none: llamaops engine build"
+    if model is None:
+        yield ("the model is not here yet, so the unit has no MemoryMax= and fetches at its first start; better: "
+               "llamaops model pull, then render again")
+    if run_as == "root":
+        yield ("the unit runs as root, because only root can read the files it needs; put profile, engine and llamaops "
+               "where everybody can read them (/etc, /opt, /usr/local) and render again")
+    keys = profile.serve.api_keys
+    if keys and keys.env:
+        yield f"put {keys.env}='name:key' into the EnvironmentFile= the unit names, mode 0600"
+
+
+def _path_of(profile: Profile) -> str | None:
+    source = parse_source(profile.model.source)
+    return source.path if isinstance(source, PathSource) else None
+
+
+def find_executable() -> Path:
+    """Return the absolute path of the llamaops program that runs now, or of the one beside this Python."""
+    candidates = [Path(sys.argv[0]), Path(sys.executable).with_name("llamaops")]
+    if found := shutil.which("llamaops"):
+        candidates.append(Path(found))
+    for path in candidates:
+        if path.name == "llamaops" and path.is_file() and os.access(path, os.X_OK):
+            return path.absolute()
+    raise UsageError("a unit needs the llamaops program", where=sys.executable, why="there is none beside this Python",
+                     fix="pip install llamaops into an environment that stays, and call llamaops from there")
+
+
+def systemd_version() -> int | None:
+    """Return the major version of the systemd that is installed, None without one."""
+    tool = shutil.which("systemctl") or shutil.which("systemd-analyze")
+    if tool is None:
+        return None
+    answer = subprocess.run([tool, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    found = re.match(r"systemd (\d+)", answer.stdout)
+    return int(found[1]) if found else None
+
+
+def _account(needed: Sequence[str]) -> str | None:
+    uid = os.geteuid()
+    if uid == 0 and all(readable_by_all(Path(path)) for path in needed):
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def readable_by_all(path: Path) -> bool:
+    """Tell whether any account may read ``path``: its mode and those of all folders above it, links followed."""
+    try:
+        folders = {*path.absolute().parents, *path.resolve().parents}
+        mode = path.stat().st_mode
+        open_file = bool(mode & 0o004) and (not path.is_dir() or bool(mode & 0o001))
+        return open_file and all(folder.stat().st_mode & 0o001 for folder in folders)
+    except OSError:
+        return False

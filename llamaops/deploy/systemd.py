@@ -1,0 +1,217 @@
+"""One systemd unit from a plan: values escaped by systemd's own rules, directives by version and kind of manager."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from llamaops.core.cpuset import CpuSet
+from llamaops.core.plan import Plan
+from llamaops.core.profile import Profile
+from llamaops.errors import WrongProfile
+from llamaops.resources import resource
+
+MIB = 1 << 20
+SUPERVISOR_BYTES = 256 * MIB
+"""Room for Python, the relay and request bodies in flight, beside the engine."""
+MEMORY_MARGIN = 1.15
+"""What the sum may be wrong by before the kernel kills the engine."""
+STRONGEST_WEIGHT = 10000
+"""CPUWeight= that restored full speed beside another busy service; the default is 100 (systemd.resource-control(5))."""
+STOP_MARGIN_S = 10
+DYNAMIC_USER = "llamaops"
+"""Units with one User= name share the dynamic user, and so the cache and runtime folders (systemd.exec(5))."""
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@^~")
+
+
+def unit_name(profile: Profile) -> str:
+    """Return the unit's file name."""
+    return f"llamaops-{profile.name}.service"
+
+
+def escape_exec(argv: Sequence[str]) -> str:
+    """Return ``argv`` as the value of ``ExecStart=``, so that systemd runs exactly that (systemd.service(5)).
+
+    Each word is quoted where needed, ``%`` is doubled against specifiers and ``$`` against variables. systemd does not
+    undo ``$$`` in the program's own path; a path with ``$`` is therefore marked ``:`` (no variables in this line, since
+    systemd 244). Raises WrongProfile for what no unit can hold: control characters, text that is not Unicode, and a
+    program without an absolute path.
+    """
+    program = argv[0]
+    if not program.startswith("/") or program.endswith("/"):
+        raise WrongProfile("a unit needs an absolute path to the program", where=program)
+    literal = "$" in program
+    words = [_quote(_specifiers(word if literal else word.replace("$", "$$"))) for word in argv]
+    return (":" if literal else "") + " ".join(words)
+
+
+def escape_value(text: str) -> str:
+    """Return one word of a directive that unquotes and unescapes, such as ``Environment=``."""
+    return _quote(_specifiers(text))
+
+
+def escape_path(path: str) -> str:
+    """Return a path for directives that unquote but keep backslashes, such as ``ReadWritePaths=``.
+
+    Raises WrongProfile for a path with both kinds of quotes, which they can't hold.
+    """
+    _refuse_unwritable(path)
+    quote = "'" if '"' in path else '"'
+    if quote in path:
+        raise WrongProfile("a unit can't name this path", where=path, why="it holds both kinds of quotes",
+                           fix="move it to a plainer path")
+    return _specifiers(path) if _PLAIN.issuperset(path) else f"{quote}{_specifiers(path)}{quote}"
+
+
+def _specifiers(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _quote(word: str) -> str:
+    _refuse_unwritable(word)
+    if word and _PLAIN.issuperset(word.replace("%", "").replace("$", "")):
+        return word
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _refuse_unwritable(text: str) -> None:
+    if any(ord(char) < 0x20 or ord(char) == 0x7F or 0xD800 <= ord(char) <= 0xDFFF for char in text):
+        raise WrongProfile("a unit can't hold this text", where=ascii(text),
+                           why="it has control characters or bytes that are not UTF-8", fix="rename it")
+
+
+def render_unit(
+    profile: Profile,
+    plan: Plan,
+    *,
+    executable: str,
+    profile_path: str,
+    user: bool,
+    systemd_version: int | None,
+    engine_path: str | None = None,
+    run_as: str | None = None,
+    cache: str | None = None,
+    reads: Iterable[str] = (),
+    offline: bool = False,
+    cgroup_version: int | None = None,
+    overrides: Sequence[str] = (),
+) -> str:
+    """Return the text of the unit that serves ``profile`` as ``plan`` decided.
+
+    ``executable`` is the absolute path of llamaops; ``user`` renders for a user's own manager. ``run_as`` names the
+    account of a system unit (None: a dynamic one); ``cache`` is the cache folder to use instead of the unit's own;
+    ``engine_path`` pins the engine; ``reads`` are further paths that must stay readable; ``offline`` tells that nothing
+    need be fetched; ``overrides`` are handed on as ``--set``. Where a version is unknown, systemd 247 and cgroup v2 are
+    assumed.
+    """
+    keys = profile.serve.api_keys
+    site = [executable, profile_path, engine_path, cache, keys.file if keys else None, *reads]
+    paths = [path for path in site if path]
+    argv = [executable, "up", profile_path, "--no-build"]
+    if offline:
+        argv.append("--offline")
+    if engine_path:
+        argv += ["--set", f"engine.path={_yaml(engine_path)}"]
+    for assignment in overrides:
+        argv += ["--set", assignment]
+    context = {"unit": unit_name(profile), "name": profile.name, "user": user, "argv": argv}
+    context |= _account(profile, user, run_as, cache) | _life(profile, systemd_version) | _memory(profile, plan, user)
+    context |= _cpu(plan, user, cgroup_version) | _sandbox(profile, paths)
+    return _template().render(context)
+
+
+def _yaml(text: str) -> str:
+    return text if _PLAIN.issuperset(text) else json.dumps(text.replace("${", "$${"), ensure_ascii=False)
+
+
+def _account(profile: Profile, user: bool, run_as: str | None, cache: str | None) -> dict[str, Any]:
+    keys = profile.serve.api_keys
+    return {
+        "dynamic": run_as is None,
+        "run_as": run_as or DYNAMIC_USER,
+        # systemd hands the folders to the account of the unit that started last: one set per account.
+        "folder": f"llamaops-{run_as}" if run_as else "llamaops",
+        "environment": {"LLAMAOPS_CACHE": cache} if cache else {},
+        "writes": [cache] if cache else [],
+        "env_file": f"%h/.config/llamaops/{profile.name}.env" if user else f"/etc/llamaops/{profile.name}.env",
+        "env_file_needed": bool(keys and keys.env),
+    }
+
+
+def _life(profile: Profile, version: int | None) -> dict[str, Any]:
+    limits = profile.supervise
+    return {
+        "growing_delay": version is not None and version >= 254,
+        "stop_seconds": math.ceil(limits.drain_timeout_s + limits.stop_grace_s) + STOP_MARGIN_S,
+    }
+
+
+def _cpu(plan: Plan, user: bool, cgroup_version: int | None) -> dict[str, Any]:
+    """A user's manager can only lower priority, and is not given the cpuset controller: it pins by affinity."""
+    placed = plan.placement
+    strongest = [nice for nice in (placed.nice, placed.relay_nice, placed.autogroup_nice) if nice is not None]
+    lowest = min(strongest) if strongest and not user else None
+    nice = placed.relay_nice if not user or (placed.relay_nice or 0) > 0 else None
+    return {
+        "weight": None if placed.policy == "batch" else placed.weight or STRONGEST_WEIGHT,
+        "cpus": str(_unit_cpus(plan) or ""),
+        "cpuset_by_cgroup": not user and cgroup_version != 1,
+        "nice": nice,
+        "lowest_nice": lowest if lowest is not None and lowest < 0 else None,
+        "real_time": placed.policy in ("fifo", "rr"),
+        # Threads that do not compute run one step above those that do.
+        "rt_limit": min(99, (placed.rt_priority or 0) + 1) if placed.policy in ("fifo", "rr") and not user else None,
+    }
+
+
+def _unit_cpus(plan: Plan) -> CpuSet | None:
+    """Return the CPUs of the whole unit: those that compute, and those the relay may use."""
+    placed = plan.placement
+    if placed.cpus is None:
+        return None
+    relay = placed.housekeeping_cpus or plan.usable_cpus or CpuSet()
+    return CpuSet(placed.cpus | (placed.batch_cpus or CpuSet()) | relay)
+
+
+def _memory(profile: Profile, plan: Plan, user: bool) -> dict[str, Any]:
+    limit, planned = profile.memory.limit, plan.memory
+    engine = planned.total_bytes * MEMORY_MARGIN if planned.weights_bytes else 0.0
+    if limit != "auto":
+        engine = limit
+    return {
+        "memory_max": f"{math.ceil((engine + SUPERVISOR_BYTES) / MIB)}M" if engine else None,
+        "lock_memory": planned.lock and not user,
+    }
+
+
+def _sandbox(profile: Profile, paths: Sequence[str]) -> dict[str, Any]:
+    """What can be hidden without hiding a path the unit needs."""
+    low_port = 0 < profile.serve.port < 1024
+    return {
+        "mounts": sorted({str(PurePosixPath(path).parent) for path in paths}),
+        "protect_home": "read-only" if _any_below(paths, ("/home", "/root", "/run/user")) else "yes",
+        "private_tmp": "no" if _any_below(paths, ("/tmp", "/var/tmp")) else "yes",  # noqa: S108 - names, not files
+        "capabilities": "CAP_NET_BIND_SERVICE" if low_port else "",
+    }
+
+
+def _any_below(paths: Sequence[str], folders: tuple[str, ...]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for path in paths for folder in folders)
+
+
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(resource("templates/systemd")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - units are not HTML; every value goes through a filter below
+    )
+    environment.filters |= {"exec": escape_exec, "value": escape_value, "path": escape_path}
+    return environment.get_template("service.j2")
