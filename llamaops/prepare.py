@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llamaops.acquire import build, gguf_file, hub, locate, quantize, wheel
 from llamaops.core.engine import Engine
 from llamaops.core.launch import LaunchSpec, launch
 from llamaops.core.model import Model
-from llamaops.core.plan import Note, Plan, plan
+from llamaops.core.plan import Note, Plan, plan, plan_json
 from llamaops.core.profile import Profile, parse_profile
 from llamaops.core.progress import NoProgress, Progress
 from llamaops.core.source import HubSource, PathSource, WheelSource, parse_source
@@ -157,13 +157,30 @@ def _if_here(what: str, get: Callable[[], T]) -> tuple[T | None, Note | None]:
         return None, Note("info", f"no-{what}", f"{what} not on this disk yet ({exc.what}); planned without its facts")
 
 
-def launcher(planned: Planned, environ: Mapping[str, str]) -> Callable[[str | None, int | None], LaunchSpec]:
-    """Return what renders the launch for a socket or port (each engine started gets one of its own)."""
+Launcher = Callable[[str | None, int | None], LaunchSpec]
+"""Renders the launch for a socket or a loopback port; each engine started gets one of its own."""
+
+
+def launcher(planned: Planned, environ: Mapping[str, str]) -> Launcher:
+    """Return what renders the launches of a plan from this process."""
 
     def make(socket: str | None, port: int | None) -> LaunchSpec:
+        inherited = os.getpriority(os.PRIO_PROCESS, 0)  # read at each start: the relay may have been lifted meanwhile
         return launch(planned.plan, planned.profile, planned.engine, planned.model, tools=planned.host.tools,
-                      environ=environ, socket=socket, port=port)
+                      environ=environ, socket=socket, port=port, inherited_nice=inherited)
 
     return make
 
 
+def document(planned: Planned) -> dict[str, Any]:
+    """Return the plan as ``llamaops plan --json`` prints it."""
+    spec = shown_launch(planned, os.environ)
+    return plan_json(planned.profile, planned.host, planned.model, planned.engine, planned.plan, spec)
+
+
+def shown_launch(planned: Planned, environ: Mapping[str, str]) -> LaunchSpec:
+    """Return the launch as `plan` shows it: with the instance's own socket where the engine takes one."""
+    takes_socket = planned.engine is None or planned.engine.unix_socket
+    socket = str(find_dirs(environ).runtime / planned.profile.name / "engine-1.sock") if takes_socket else None
+    return launch(planned.plan, planned.profile, planned.engine, planned.model, tools=planned.host.tools,
+                  environ=environ, socket=socket, port=None)

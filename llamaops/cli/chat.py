@@ -127,7 +127,7 @@ def _answer(client: httpx.Client, history: list[Message], options: dict[str, Any
             decoder = SSEDecoder()
             for chunk in response.iter_bytes():
                 for event in decoder.feed(chunk):
-                    text.append(_show(event.data, str(client.base_url)))
+                    text.append(_show(event.data.decode(), str(client.base_url)))
     except httpx.ConnectError as exc:
         raise NotRunning("no server answers there", where=str(client.base_url), why=str(exc),
                          fix="start it: llamaops up PROFILE") from exc

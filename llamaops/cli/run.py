@@ -85,11 +85,11 @@ def stop(name: str | None, now: bool) -> None:
 
     Running streams get the profile's drain time to finish. Exit codes: 0 stopped · 64 not running.
     """
-    from llamaops.serve.instance import wait_gone
+    from llamaops.serve.instance import await_gone
 
     name = _the_one(name)
     _ask(name, "stop", now=now)
-    wait_gone(_runtime(), name)
+    await_gone(_runtime(), name)
     click.echo(f"{name} stopped", err=True)
 
 
@@ -103,8 +103,8 @@ def reload(name: str | None) -> None:
 
     Exit codes: 0 done · 64 not running · 78 the profile is wrong.
     """
-    answer = _ask(_the_one(name), "reload")
-    click.echo(answer.get("text", "reloaded"), err=True)
+    # A new engine may have to be fetched, built or loaded first: no time-out.
+    click.echo(_ask(_the_one(name), "reload", timeout_s=None), err=True)
 
 
 @click.command()
@@ -115,9 +115,8 @@ def logs(name: str | None, lines: int, follow: bool) -> None:
     """Show the engine's log of the instance NAME (or the only one). Exit codes: 0 · 64 not running."""
     from llamaops.serve import control
 
-    path = _socket(_the_one(name))
-    for answer in control.follow(path, "logs", lines=lines, follow=follow):
-        click.echo(answer["line"])
+    for line in control.follow(_socket(_the_one(name)), "logs", lines=lines, follow=follow):
+        click.echo(line)
 
 
 def instance_urls() -> dict[str, str]:
@@ -161,7 +160,7 @@ def _runtime() -> Path:
 def _names() -> list[str]:
     from llamaops.serve.instance import list_instances
 
-    return sorted(i.name for i in list_instances(_runtime()))
+    return [known.name for known in list_instances(_runtime()) if known.pid]
 
 
 def _running_names() -> list[str]:
@@ -182,15 +181,12 @@ def _the_one(name: str | None) -> str:
 
 
 def _socket(name: str) -> Path:
-    from llamaops.serve.instance import control_socket
+    from llamaops.serve.instance import locate
 
-    return control_socket(_runtime(), name)
+    return locate(_runtime(), name).control_socket
 
 
-def _ask(name: str, command: str, **arguments: Any) -> dict[str, Any]:
+def _ask(name: str, command: str, **arguments: Any) -> Any:
     from llamaops.serve import control
 
-    answer: dict[str, Any] = control.call(_socket(name), command, **arguments)
-    return answer
-
-
+    return control.call(_socket(name), command, **arguments)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineFailed
-from llamaops.serve.instance import Instance
+from llamaops.serve.instance import Instance, hold
 from llamaops.serve.service import Job, Service, listen
 
 
@@ -41,15 +43,18 @@ def up(options: Options) -> int:
     _log_to_stderr(options.log_level)
     signal.signal(signal.SIGTERM, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
-    with Instance.acquire(find_dirs(os.environ).runtime, profile.name) as instance, listen(profile.serve) as sock:
+    runtime, log_path = find_dirs(os.environ).runtime, _log_folder(profile) / "engine.log"
+    with hold(runtime, profile.name, log_path) as instance, listen(profile.serve) as sock:
         planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
-        service = Service(make_job(planned), instance, sock, lambda: _again(options), announce=click.echo)
-        return _run(service)
+        return _run(make_job(planned), instance, sock, options)
 
 
 def make_job(planned: prepare.Planned) -> Job:
     """Return what the service starts engines from."""
-    return Job(planned.profile, planned.plan, planned.engine, planned.model, prepare.launcher(planned, os.environ))
+    assert planned.engine is not None
+    assert planned.model is not None
+    return Job(planned.profile, planned.plan, planned.engine, planned.model, prepare.launcher(planned, os.environ),
+               prepare.document(planned))
 
 
 def _again(options: Options) -> Job:
@@ -58,11 +63,20 @@ def _again(options: Options) -> Job:
     return make_job(prepare.prepare(profile, NoProgress(), may_build=options.may_build, offline=options.offline))
 
 
-def _run(service: Service) -> int:
+def _run(job: Job, instance: Instance, sock: socket.socket, options: Options) -> int:
     import uvloop
 
+    async def main() -> int:
+        return await Service(job, instance, sock, prepare_again=lambda: _again(options), announce=_announce).run()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(service.run())
+        return runner.run(main())
+
+
+def _announce(url: str) -> None:
+    """Print the URL; whoever started us may not read on."""
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(url)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
@@ -73,7 +87,8 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 def _log_to_stderr(level: str) -> None:
     logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s",
                         datefmt="%H:%M:%S")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for chatty in ("httpx", "uvicorn.error"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def detach(options: Options) -> int:
@@ -82,7 +97,7 @@ def detach(options: Options) -> int:
     profile = prepare.load_profile(options.profile, options.overrides)
     listen(profile.serve).close()
     prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
-    log_path = _log_file(profile)
+    log_path = _log_folder(profile) / "llamaops.log"
     with log_path.open("ab") as log:
         start = log.tell()
         child = subprocess.Popen(_foreground_argv(options), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -106,10 +121,10 @@ def detach(options: Options) -> int:
     raise error
 
 
-def _log_file(profile: Profile) -> Path:
+def _log_folder(profile: Profile) -> Path:
     folder = find_dirs(os.environ).state / profile.name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder / "llamaops.log"
+    return folder
 
 
 def _foreground_argv(options: Options) -> list[str]:

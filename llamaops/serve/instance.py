@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,6 +114,12 @@ def holder(folder: Path) -> int | None:
         return None
     stat = read_stat(pid)
     return pid if stat is not None and stat.started == started and stat.state not in "ZX" else None
+
+
+def await_gone(runtime: Path, name: str) -> None:
+    """Return once the instance of that name has ended; its own time limits bound the wait."""
+    while holder(runtime / name) is not None:
+        time.sleep(0.05)
 
 
 def _lock(lock: int, instance: Instance) -> None:

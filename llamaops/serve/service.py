@@ -1,0 +1,331 @@
+"""One served profile, put together: relay, supervisor, control socket and signals in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llamaops import __version__
+from llamaops.core.engine import Engine
+from llamaops.core.launch import LaunchSpec
+from llamaops.core.model import Model
+from llamaops.core.plan import Note, Plan
+from llamaops.core.profile import Profile, ServeSection
+from llamaops.errors import EngineFailed, LlamaopsError, PortTaken, WrongProfile
+from llamaops.serve import notify
+from llamaops.serve.app import RelayConfig, make_app, make_server
+from llamaops.serve.auth import load_keys
+from llamaops.serve.control import serve_control
+from llamaops.serve.enginelog import EngineLog
+from llamaops.serve.instance import Instance
+from llamaops.serve.supervisor import MakeLaunch, Supervisor
+from llamaops.serve.threads import apply_priority, read_back, set_relay_priority
+from llamaops.serve.traffic import Traffic
+
+log = logging.getLogger("llamaops")
+
+READ_BACK_S = 60.0
+"""How often the live threads are compared with the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is served: the plan, the facts it was made from, and how to render its launch for a socket or a port."""
+
+    profile: Profile
+    plan: Plan
+    engine: Engine
+    model: Model
+    launch: Callable[[str | None, int | None], LaunchSpec]
+    document: Mapping[str, Any]
+    """The plan as ``llamaops plan --json`` prints it."""
+
+
+def listen(section: ServeSection) -> socket.socket:
+    """Take the relay's address before the long work begins; connections are refused until the service runs.
+
+    Port 0 takes any free port. Raises PortTaken, naming who holds the port where that can be told.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in section.host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((section.host, section.port))
+    except OSError as exc:
+        sock.close()
+        raise _cannot_listen(section, exc) from exc
+    return sock
+
+
+def _cannot_listen(section: ServeSection, exc: OSError) -> LlamaopsError:
+    where = f"{section.host}:{section.port}"
+    if exc.errno == errno.EADDRINUSE:
+        return PortTaken(f"port {section.port} is taken", where=where, why=_holder(section.port),
+                         fix="stop it, or choose another: --set serve.port=8081")
+    if exc.errno == errno.EACCES:
+        return WrongProfile(f"port {section.port} is for root only", where="serve.port", why=os.strerror(exc.errno),
+                            fix="choose a port of 1024 or more: --set serve.port=8080")
+    return WrongProfile("can't listen on that address", where="serve.host", why=f"{where}: {exc.strerror or exc}",
+                        fix="give an address of this machine, such as 127.0.0.1")
+
+
+def _holder(port: int) -> str:
+    """Say which process listens on a port, as far as this user may know."""
+    import psutil
+
+    try:
+        found = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr and c.laddr[1] == port]
+        pid = next((c.pid for c in found if c.pid), None)
+        return f"pid {pid} ({psutil.Process(pid).name()}) listens there" if pid else "another user listens there"
+    except psutil.Error:
+        return "another process listens there"
+
+
+class Service:
+    """Serves one job until told to stop; `run` is its whole life.
+
+    ``prepare_again`` is called in a thread at a reload and returns the job that the profile asks for now; ``announce``
+    is called once, with the base URL, when requests are served.
+    """
+
+    def __init__(self, job: Job, instance: Instance, sock: socket.socket, *, prepare_again: Callable[[], Job],
+                 announce: Callable[[str], object]) -> None:
+        self._job = job
+        self._instance = instance
+        self._sock = sock
+        self._prepare_again = prepare_again
+        self._announce = announce
+        self._traffic = Traffic()
+        self._log = EngineLog(instance.log_path)
+        self._supervisor = Supervisor(self._launcher(job), job.profile.supervise, self._traffic, log=self._log,
+                                      mark=instance.mark, read_back=self._read_back, on_spawn=self._on_spawn)
+        self._app = make_app(self._supervisor, self._traffic, _relay_config(job), status=self.status)
+        self._drift: dict[str, Note] = {}
+        self._reload_lock = asyncio.Lock()
+        self._queued_reload: asyncio.Task[str] | None = None
+        self._signalled: int | None = None
+        self._served = False
+
+    async def run(self) -> int:
+        """Serve until stopped and return the exit code: 0, or 130/143 when a signal came before anything was served.
+
+        Raises EngineFailed when the engine can't be kept running. No process, socket or task is left behind.
+        """
+        self._sock.set_inheritable(False)
+        self._note_drift(set_relay_priority(self._job.plan.placement))
+        with self._signals():
+            control = await serve_control(self._instance.control_socket, self._handlers())
+            try:
+                await self._serve()
+            finally:
+                control.close()
+                self._log.close()
+        return 128 + self._signalled if self._signalled and not self._served else 0
+
+    async def _serve(self) -> None:
+        server = make_server(self._app, self._sock)
+        serving = asyncio.create_task(server.serve(sockets=[self._sock]))
+        supervising = asyncio.create_task(self._supervisor.run())
+        helpers = [asyncio.create_task(work) for work in (self._tell_ready(), self._check_threads(), self._watchdog())]
+        try:
+            await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done() and not supervising.done():
+                self._supervisor.stop("the HTTP server ended")
+            await supervising
+        finally:
+            server.should_exit = True
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(serving, *helpers, return_exceptions=True)
+
+    # ---- the engine ----
+
+    def _launcher(self, job: Job) -> MakeLaunch:
+        def make(generation: int) -> LaunchSpec:
+            if job.engine.unix_socket:
+                return job.launch(str(self._instance.engine_socket(generation)), None)
+            return job.launch(None, _free_port())
+
+        return make
+
+    def _on_spawn(self, pid: int) -> None:
+        self._note_drift(apply_priority(pid, self._job.plan.placement))
+
+    def _read_back(self, pid: int) -> list[Note]:
+        return read_back(pid, self._job.plan.placement)
+
+    def _note_drift(self, notes: list[Note]) -> None:
+        for note in notes:
+            if note.code not in self._drift:
+                log.warning("degraded: %s [%s]", note.text, note.code)
+        self._drift |= {note.code: note for note in notes}
+
+    # ---- what goes on beside ----
+
+    async def _tell_ready(self) -> None:
+        with contextlib.suppress(EngineFailed):  # run() of the supervisor raises the same
+            await self._supervisor.wait_ready()
+            self._served = True
+            log.info("%s is served at %s", self._job.profile.name, self.url)
+            self._announce(self.url)
+            notify.notify(os.environ, *notify.ready(f"serving at {self.url}"))
+
+    async def _check_threads(self) -> None:
+        while True:
+            await asyncio.sleep(READ_BACK_S)
+            if pid := self._supervisor.status()["pid"]:
+                self._note_drift(await asyncio.to_thread(self._read_back, pid))
+
+    async def _watchdog(self) -> None:
+        """Tell systemd that the event loop turns; a frozen engine is the supervisor's to notice."""
+        interval = notify.watchdog_interval_s(os.environ, os.getpid())
+        while interval is not None:
+            notify.notify(os.environ, "WATCHDOG=1")
+            await asyncio.sleep(interval)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Any:
+        loop = asyncio.get_running_loop()
+        actions: dict[signal.Signals, Callable[[], None]] = {
+            signal.SIGTERM: lambda: self._on_signal(signal.SIGTERM),
+            signal.SIGINT: lambda: self._on_signal(signal.SIGINT),
+            signal.SIGHUP: self._on_hangup,
+        }
+        for number, action in actions.items():
+            loop.add_signal_handler(number, action)
+        try:
+            yield
+        finally:
+            for number in actions:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signalled = self._signalled or number
+        self._stop(number.name)
+
+    def _stop(self, reason: str) -> None:
+        notify.notify(os.environ, *notify.stopping(reason))
+        self._supervisor.stop(reason)
+
+    def _on_hangup(self) -> None:
+        def tell(task: asyncio.Task[str]) -> None:
+            if not task.cancelled() and (exc := task.exception()):
+                log.error("reload refused, nothing changed: %s", exc)
+
+        asyncio.ensure_future(self.reload()).add_done_callback(tell)
+
+    # ---- reload ----
+
+    async def reload(self) -> str:
+        """Serve what the profile asks for now and say what changed; nothing changes when it raises.
+
+        Calls that come while one is under way are answered by one further reload.
+        """
+        if self._queued_reload is None:
+            self._queued_reload = asyncio.create_task(self._reload_next())
+        return await asyncio.shield(self._queued_reload)
+
+    async def _reload_next(self) -> str:
+        async with self._reload_lock:
+            self._queued_reload = None
+            notify.notify(os.environ, *notify.reloading())
+            try:
+                return await self._reload()
+            finally:
+                notify.notify(os.environ, *notify.ready(f"serving at {self.url}"))
+
+    async def _reload(self) -> str:
+        job = await asyncio.to_thread(self._prepare_again)
+        self._check_fixed(job.profile)
+        config = _relay_config(job)
+        if job.launch("-", None) != self._job.launch("-", None) or job.engine != self._job.engine:
+            available = job.plan.memory.available_bytes
+            beside = available is None or job.plan.memory.total_bytes <= available
+            await self._supervisor.replace(self._launcher(job), beside=beside)
+            text = "a new engine serves" if beside else "the engine was stopped and a new one serves"
+        else:
+            text = "keys, limits and origins were read again; the engine goes on"
+        self._job, self._drift = job, {}
+        self._app.configure(config)
+        log.info("reloaded: %s", text)
+        return text
+
+    def _check_fixed(self, profile: Profile) -> None:
+        for key, old, new in (
+            ("name", self._job.profile.name, profile.name),
+            ("serve.host", self._job.profile.serve.host, profile.serve.host),
+            ("serve.port", self._job.profile.serve.port, profile.serve.port),
+        ):
+            if old != new:
+                raise WrongProfile(f"{key} can't change while it runs", where=key, why=f"it is {old}, asked: {new}",
+                                   fix=f"llamaops stop {self._job.profile.name}, then up again")
+
+    # ---- what it tells ----
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients on this machine."""
+        host, port = self._sock.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - read, not bound
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def status(self) -> dict[str, Any]:
+        """Return the instance's state as ``llamaops status --json`` prints it."""
+        supervisor = self._supervisor.status()
+        notes = [asdict(note) for note in (*self._job.plan.notes, *self._drift.values())]
+        admission = self._app.admission
+        return {
+            "name": self._job.profile.name, "url": self.url, "llamaops": __version__, "llamaops_pid": os.getpid(),
+            **supervisor,
+            "notes": notes + supervisor["notes"],
+            "requests": {"in_flight": self._traffic.in_flight(), "queued": admission.waiting, **admission.snapshot()},
+            "model": {"path": self._job.model.path, "quant": self._job.model.quant, "names": self._names()},
+            "engine": {"path": self._job.engine.path, "version": self._job.engine.version},
+        }
+
+    def _names(self) -> list[str]:
+        return [self._job.profile.name, *self._job.profile.model.aliases]
+
+    def _handlers(self) -> dict[str, Callable[[Mapping[str, Any]], Any]]:
+        async def status(request: Mapping[str, Any]) -> dict[str, Any]:
+            return self.status()
+
+        async def plan(request: Mapping[str, Any]) -> dict[str, Any]:
+            return dict(self._job.document)
+
+        async def stop(request: Mapping[str, Any]) -> str:
+            for _ in range(2 if request.get("now") else 1):
+                self._stop("llamaops stop")
+            return "stopping"
+
+        async def reload(request: Mapping[str, Any]) -> str:
+            return await self.reload()
+
+        async def logs(request: Mapping[str, Any]) -> AsyncIterator[str]:
+            count = int(request.get("lines", 100))
+            if request.get("follow"):
+                async for line in self._log.follow(count):
+                    yield line
+            else:
+                for line in self._log.last(count):
+                    yield line
+
+        return {"status": status, "plan": plan, "stop": stop, "reload": reload, "logs": logs}
+
+
+def _relay_config(job: Job) -> RelayConfig:
+    keys = load_keys(job.profile.serve.api_keys, os.environ)
+    return RelayConfig.from_profile(job.profile, job.plan.serving.slots, keys)
+
+
+def _free_port() -> int:
+    """Return a loopback port that is free now, for engines without UNIX sockets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
