@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 from llamaops.core.cpuset import CpuSet
 
+NO_CPUS = CpuSet()
+
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
@@ -46,6 +48,8 @@ class Cgroup:
     still be charged in the tightest ancestor, page cache not counted as used. ``rt_runtime_us`` is
     ``cpu.rt_runtime_us`` of the process's own v1 cpu cgroup (None where RT_GROUP_SCHED is absent).
     ``weight_path`` is the ``cpu.weight`` or ``cpu.shares`` file that this process may write, relative to /.
+    ``root_task_group`` tells whether the process sits in the scheduler's root group, the only one that autogroup splits
+    by session (kernel/sched/autogroup.c). ``quota_path`` and ``memory_path`` name the tightest ancestors.
     """
 
     version: int | None = None
@@ -56,6 +60,9 @@ class Cgroup:
     memory_limit: int | None = None
     rt_runtime_us: int | None = None
     weight_path: str | None = None
+    root_task_group: bool | None = None
+    quota_path: str | None = None
+    memory_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,8 @@ class Rights:
 
     ``lowest_nice`` is the smallest niceness allowed (-20 with CAP_SYS_NICE, else 20 - RLIMIT_NICE, at most the present
     one). ``rtprio_limit`` is RLIMIT_RTPRIO's soft value. ``memlock_limit`` is bytes, None for unlimited or unknown.
+    ``rt_refusal`` and ``numa_refusal`` are what the kernel answered when real-time scheduling or a memory policy was
+    tried in a child (None: permitted, or not tried, as on a recorded machine).
     """
 
     cap_sys_nice: bool | None = None
@@ -71,6 +80,9 @@ class Rights:
     rtprio_limit: int | None = None
     memlock_limit: int | None = None
     root: bool | None = None
+    nice: int = 0
+    rt_refusal: str | None = None
+    numa_refusal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +95,8 @@ class Host:
     hypervisor: bool | None = None
     online: CpuSet | None = None
     affinity: CpuSet | None = None
-    isolated: CpuSet = CpuSet()
-    nohz_full: CpuSet = CpuSet()
+    isolated: CpuSet = NO_CPUS
+    nohz_full: CpuSet = NO_CPUS
     cpus: tuple[Cpu, ...] = ()
     nodes: tuple[Node, ...] = ()
     cgroup: Cgroup = Cgroup()
