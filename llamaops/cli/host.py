@@ -1,0 +1,70 @@
+"""``llamaops host``: look at a machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from llamaops.cli import colour
+
+VERDICT_COLOURS = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "red"}
+
+
+@click.group()
+def host() -> None:
+    """Look at this machine: what hinders smooth decoding, and a recording of what planning reads."""
+
+
+@host.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--host", "recorded", type=click.Path(path_type=Path), metavar="DIR|TAR",
+              help="Examine a recorded machine instead of this one.")
+def doctor(as_json: bool, recorded: Path | None) -> None:
+    """Check this machine for what makes token streams stutter; nothing is changed.
+
+    Each check says ok, info, warn or fail, the reason, and the command that mends it. Measuring how busy the CPUs are
+    takes a quarter of a second.
+
+    \b
+    Examples:
+      llamaops host doctor
+      llamaops host doctor --json
+
+    Exit codes: 0 nothing failed, 70 at least one check says fail.
+    """
+    from llamaops.host.doctor import examine
+    from llamaops.host.snapshot import opened
+
+    with opened(recorded) as root:
+        checks = examine(root or Path("/"))
+    if as_json:
+        click.echo(json.dumps({"checks": [check.document() for check in checks]}, indent=2, ensure_ascii=False))
+    else:
+        for check in checks:
+            verdict = click.style(f"{check.verdict:<5}", fg=VERDICT_COLOURS[check.verdict])
+            click.echo(f"{verdict}{check.name:<18}{check.reason}", color=colour(sys.stdout))
+            if check.mend:
+                click.echo(f"{'':<23}mend: {check.mend}")
+    if any(check.verdict == "fail" for check in checks):
+        sys.exit(70)
+
+
+@host.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def snapshot(file: Path) -> None:
+    """Record what planning reads into FILE (a gzipped tar), for a bug report or for: llamaops plan --host FILE.
+
+    It holds CPU topology, limits and counters from sysfs, procfs and cgroupfs; no command lines, environment, user or
+    host names. It appears whole or not at all.
+
+    \b
+    Example:
+      llamaops host snapshot machine.tar.gz
+    """
+    from llamaops.host.snapshot import snapshot as record
+
+    count = record(file)
+    click.echo(f"{count} files of this machine recorded in {file}", err=True)
