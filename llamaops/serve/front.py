@@ -45,6 +45,9 @@ _LATE_HEAD = _Refused(408, "the request's headers did not come in time", "reques
 _CROWDED = _Refused(503, "too many connections", "too_many_connections")
 
 
+_LINGER_S = 2.0
+
+
 class FrontProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol that also bounds heads, connections, and clients that do not read or do not ask."""
 
@@ -53,6 +56,7 @@ class FrontProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._refused = _BAD
+        self._refusing: asyncio.TimerHandle | None = None
         self._head_bytes = self._head_count = 0
         self._stall: _Stall | None = None
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.limits.head_s, self._head_late)
@@ -61,13 +65,15 @@ class FrontProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        if self._refusing is not None:
+            self._refusing.cancel()
         self.resume_writing()
         super().connection_lost(exc)
 
     # --- the head of a request
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusing is not None:
             return
         if self._head_timer is not None:
             self._head_bytes += len(data)
@@ -134,7 +140,13 @@ class FrontProtocol(HttpToolsProtocol):
             STATUS_LINE[refused.status] + b"content-type: application/json; charset=utf-8\r\nconnection: close\r\n"
             b"content-length: %d\r\n\r\n" % len(body) + body
         )
-        self.transport.close()
+        if cycle is not None:
+            cycle.disconnected = True  # the application must not add to this answer
+            cycle.message_event.set()
+        # Closing on unread bytes resets the connection, and the client would lose the answer: let it read first.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._refusing = self.loop.call_later(_LINGER_S, self.transport.abort)
 
     # --- a client that does not read
 
