@@ -18,6 +18,7 @@ from llamaops.dirs import private_dir
 from llamaops.errors import LockHeld
 from llamaops.serve.process import end_strays, read_stat
 
+_LOCK_PATIENCE_S = 0.3
 MAX_SOCKET_PATH = 107
 """Bytes of a UNIX socket's path: sun_path holds 108 with its end (unix(7))."""
 
@@ -73,25 +74,37 @@ def locate(runtime: Path, name: str) -> Instance:
 def hold(runtime: Path, name: str, log_path: Path | None = None) -> Iterator[Instance]:
     """Be the only running instance of that name, for the length of a ``with`` block.
 
-    Makes the private folders, ends engines that an instance before left behind, and removes its stale files; leaves
-    only the empty lock file. Raises LockHeld, naming the pid, when the name is taken.
+    Makes the private folders, ends engines that an instance before left behind, and removes its stale files. Leaves
+    nothing. Raises LockHeld, naming the pid, when the name is taken.
     """
     found = locate(runtime, name)
     instance = Instance(name, found.folder, found.sockets, log_path)
-    for folder in (runtime, instance.folder, instance.sockets):
-        private_dir(folder)
-    lock = os.open(instance.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    private_dir(runtime)
+    lock = _lock(instance)
     try:
-        _lock(lock, instance)
+        private_dir(instance.sockets)
         end_strays(instance.mark)
         _remove_sockets(instance)
         _write_holder(instance)
         yield instance
+    finally:
         _remove_sockets(instance)
-        (instance.folder / "pid").unlink(missing_ok=True)
-        if instance.sockets != instance.folder:
+        for file in ("pid", "lock"):
+            (instance.folder / file).unlink(missing_ok=True)
+        for folder in {instance.sockets, instance.folder}:
             with contextlib.suppress(OSError):
-                instance.sockets.rmdir()
+                folder.rmdir()
+        os.close(lock)
+
+
+def await_gone(runtime: Path, name: str) -> None:
+    """Return when no instance of that name runs (any more)."""
+    try:
+        lock = os.open(runtime / name / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
 
@@ -116,21 +129,36 @@ def holder(folder: Path) -> int | None:
     return pid if stat is not None and stat.started == started and stat.state not in "ZX" else None
 
 
-def await_gone(runtime: Path, name: str) -> None:
-    """Return once the instance of that name has ended; its own time limits bound the wait."""
-    while holder(runtime / name) is not None:
-        time.sleep(0.05)
+def _lock(instance: Instance) -> int:
+    """Take the lock and return its descriptor; tries for a moment, for `await_gone` may hold it just then."""
+    until = time.monotonic() + _LOCK_PATIENCE_S
+    while (lock := _try_lock(instance)) is None:
+        if time.monotonic() > until:
+            pid = holder(instance.folder)
+            raise LockHeld(
+                f"{instance.name} is running already", where=f"pid {pid}" if pid else str(instance.folder),
+                fix=f"llamaops stop {instance.name}, or give this one another name: --set name=…",
+            )
+        time.sleep(0.02)
+    return lock
 
 
-def _lock(lock: int, instance: Instance) -> None:
+def _try_lock(instance: Instance) -> int | None:
+    private_dir(instance.folder)
+    path = instance.folder / "lock"
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:  # an instance that just ended removed the folder
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        pid = holder(instance.folder)
-        raise LockHeld(
-            f"{instance.name} is running already", where=f"pid {pid}" if pid else str(instance.folder),
-            fix=f"llamaops stop {instance.name}, or give this one another name: --set name=…",
-        ) from exc
+        # An instance that just ended may have removed the file between our opening and locking it.
+        if os.path.samestat(path.stat(), os.fstat(lock)):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
 
 
 def _write_holder(instance: Instance) -> None:

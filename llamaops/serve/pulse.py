@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamaops.serve.process import any_runnable, bytes_read, read_stat
+from llamaops.serve.process import bytes_read, read_stat
 
 MIN_CPU_SHARE = 0.01
 """Below this share of one CPU an engine counts as still: answering a probe or pinging costs less, a token more."""
@@ -12,18 +13,17 @@ MIN_CPU_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What can be seen of a process at one moment; all of it only grows, but ``runnable``."""
+    """What can be seen of a process at one moment; all of it only grows."""
 
     cpu_s: float
     read: int
     lines: int
-    runnable: bool = False
 
 
 def look(pid: int, lines: int) -> Sign:
-    """Read the signs of life of a process from /proc."""
+    """Read the signs of life of a process from /proc; zeros where it can't be read."""
     stat = read_stat(pid)
-    return Sign(stat.cpu_s if stat else 0.0, bytes_read(pid), lines, any_runnable(pid))
+    return Sign(stat.cpu_s if stat else 0.0, bytes_read(pid), lines)
 
 
 class Pulse:
@@ -42,12 +42,15 @@ class Pulse:
         self._sign = sign
         self._still_s = 0.0
 
-    def feel(self, now: float, sign: Sign) -> float:
-        """Take a new look; return the seconds without progress."""
+    def feel(self, now: float, sign: Sign, is_starved: Callable[[], bool] = lambda: False) -> float:
+        """Take a new look; return the seconds without progress.
+
+        ``is_starved`` is asked where nothing moved: an engine that wants the CPU and is kept from it is not frozen.
+        """
         self._still_s += min(now - self._seen_at, 2 * self._interval_s)
         self._seen_at = now
         used = sign.cpu_s - self._sign.cpu_s
         moved = used > MIN_CPU_SHARE * max(self._still_s, self._interval_s)
-        if moved or sign.runnable or sign.read > self._sign.read or sign.lines > self._sign.lines:
+        if moved or sign.read > self._sign.read or sign.lines > self._sign.lines or is_starved():
             self.reset(now, sign)
         return self._still_s

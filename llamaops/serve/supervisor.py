@@ -22,7 +22,7 @@ from llamaops.core.profile import SuperviseSection
 from llamaops.errors import EngineFailed, LlamaopsError, TryAgain
 from llamaops.serve.enginelog import EngineLog, LineWriter
 from llamaops.serve.probe import is_serving, warm_up
-from llamaops.serve.process import EngineProcess, bytes_read, spawn
+from llamaops.serve.process import EngineProcess, any_runnable, bytes_read, spawn
 from llamaops.serve.pulse import Pulse, look
 from llamaops.serve.traffic import Endpoint, Traffic, Unready
 
@@ -297,7 +297,7 @@ class Supervisor:
             await asyncio.sleep(_PROBE_FIRST_S)
             engine.output.spoke.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(engine.output.spoke.wait(), delay)  # a new log line may be the one that says: ready
+                await asyncio.wait_for(engine.output.spoke.wait(), delay)  # a new line may say: ready
             delay = min(delay * 1.2, _PROBE_MAX_S)
         if self._warm_up:
             with contextlib.suppress(OSError, ValueError, EOFError):
@@ -316,21 +316,20 @@ class Supervisor:
         """Report an engine that gets nowhere: on its way to ready, or with requests in flight."""
         start_s, stall_s = self._settings.start_timeout_s, self._settings.stall_timeout_s
         interval = min(1.0, start_s / 10, stall_s / 10)
-        pulse = Pulse(time.monotonic(), look(engine.process.pid, engine.output.count), interval)
-        while True:
-            await asyncio.sleep(interval)
-            now, sign = time.monotonic(), look(engine.process.pid, engine.output.count)
+        pid, pulse, still_s = engine.process.pid, None, 0.0
+        while still_s < (stall_s if engine.ready else start_s):
             if engine.ready and not self._traffic.in_flight(engine.generation):
-                pulse.reset(now, sign)
-            still_s = pulse.feel(now, sign)
-            if not engine.ready and still_s >= start_s:
-                reason = f"no progress towards ready for {still_s:.0f} s"
-                self._post(life.Stalled(engine.generation, reason))
-                return
-            if engine.ready and still_s >= stall_s:
-                reason = f"the engine froze: requests in flight and no work done for {still_s:.0f} s"
-                self._post(life.Froze(engine.generation, reason))
-                return
+                pulse, still_s = None, 0.0  # an idle engine owes us nothing, and looking costs CPU
+            else:
+                now, sign = time.monotonic(), look(pid, engine.output.count)
+                pulse = pulse or Pulse(now, sign, interval)
+                still_s = pulse.feel(now, sign, lambda: any_runnable(pid))
+            await asyncio.sleep(interval)
+        if engine.ready:
+            reason = f"the engine froze: requests in flight, and no work done for {still_s:.0f} s"
+            self._post(life.Froze(engine.generation, reason))
+        else:
+            self._post(life.Stalled(engine.generation, f"no progress towards ready for {still_s:.0f} s"))
 
     # Replacing.
 
