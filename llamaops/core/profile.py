@@ -23,6 +23,7 @@ from llamaops.core.profile_types import (
     EngineArgs,
     EngineEnv,
     Mebibytes,
+    NotBool,
     Number,
     Origin,
     QuantName,
@@ -108,9 +109,9 @@ class PlacementSection(Section):
     policy: Literal["auto", "other", "batch", "fifo", "rr"] = Field(
         default="auto", description="Scheduling policy; fifo and rr are real time and need rights.")
     rt_priority: Whole = Field(default=10, ge=1, le=99, description="Priority under fifo and rr.")
-    nice: Literal["auto"] | Annotated[Whole, Field(ge=-20, le=19)] = Field(
+    nice: Literal["auto"] | Annotated[int, Field(ge=-20, le=19), NotBool] = Field(
         default="auto", description="Niceness of engine and relay; lower is stronger.")
-    spin: Literal["auto", "active", "passive"] | Annotated[Whole, Field(ge=0, le=10**15)] = Field(
+    spin: Literal["auto", "active", "passive"] | Annotated[int, Field(ge=0, le=10**15), NotBool] = Field(
         default="auto", description="How waiting threads spin: always, never, or this many iterations.")
     numa: Literal["auto", "bind", "interleave", "off"] = Field(
         default="auto", description="NUMA policy of CPUs and memory.")
@@ -152,7 +153,7 @@ class ServeSection(Section):
 
     host: Address = Field(default="127.0.0.1", description="Address to listen on; any but loopback needs api_keys.")
     port: Whole = Field(default=8080, ge=0, le=65535, description="TCP port; 0 takes a free one.")
-    slots: Literal["auto"] | Annotated[Whole, Field(ge=1, le=1024)] = Field(
+    slots: Literal["auto"] | Annotated[int, Field(ge=1, le=1024), NotBool] = Field(
         default="auto", description="Requests computed at the same time.")
     api_keys: ApiKeys | None = Field(default=None, description="Where the keys are that clients must send.")
     allow_insecure: bool = Field(default=False, description="Listen beyond loopback without keys.")

@@ -112,9 +112,11 @@ CpuList = Annotated[
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": ["string", "integer"], "pattern": r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}),
 ]
-Whole = Annotated[int, BeforeValidator(_number)]
-Threads = Annotated[Whole, Field(ge=1, le=MAX_CPUS)]
-Number = Annotated[float, BeforeValidator(_number)]
+NotBool = BeforeValidator(_number)
+"""Python's booleans are integers; a profile's are not. It follows the bounds, so that the JSON Schema keeps them."""
+Whole = Annotated[int, NotBool]
+Threads = Annotated[int, Field(ge=1, le=MAX_CPUS), NotBool]
+Number = Annotated[float, NotBool]
 Word = Annotated[str, BeforeValidator(_words)]
 Bytes = Annotated[
     int,

@@ -48,10 +48,23 @@ class Text:
     problems: list[Problem] = field(default_factory=list)
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader's syntax with the scalars of YAML 1.2."""
+class _TooMuchError(Exception):
+    """A document that only an attack or an accident makes."""
 
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader's syntax with the scalars of YAML 1.2, and nesting bounded."""
+
+    _depth = 0
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own spelling
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _TooMuchError(f"nested more than {MAX_DEPTH} levels deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _BOOL, _INT = re.compile(r"true|True|TRUE|false|False|FALSE"), re.compile(r"[-+]?[0-9]{1,18}")
@@ -72,9 +85,7 @@ def read_yaml(text: str) -> Text:
         out.problems.append(_syntax(exc, text))
     except yaml.YAMLError as exc:  # ReaderError: a character that YAML does not allow
         out.problems.append(Problem((), f"not YAML: {str(exc).splitlines()[0]}"))
-    except RecursionError:
-        out.problems.append(Problem((), "nested too deeply"))
-    except _TooMuch as exc:
+    except _TooMuchError as exc:
         out.problems.append(Problem((), str(exc)))
     return out
 
@@ -91,10 +102,6 @@ def _syntax(exc: yaml.MarkedYAMLError, text: str) -> Problem:
     return Problem((), f"{what}, column {mark.column + 1}", mark.line + 1)
 
 
-class _TooMuch(Exception):
-    """A document that only an attack or an accident makes."""
-
-
 class _Builder:
     """Nodes to values. Aliases are copied, up to MAX_VALUES in all, so an alias bomb stops early."""
 
@@ -105,9 +112,9 @@ class _Builder:
     def value(self, node: yaml.Node, path: Path, depth: int) -> Any:
         self._count += 1
         if self._count > MAX_VALUES:
-            raise _TooMuch(f"more than {MAX_VALUES} values, aliases counted as often as they are used")
+            raise _TooMuchError(f"more than {MAX_VALUES} values, aliases counted as often as they are used")
         if depth > MAX_DEPTH:
-            raise _TooMuch(f"nested more than {MAX_DEPTH} levels deep")
+            raise _TooMuchError(f"nested more than {MAX_DEPTH} levels deep")
         line = self._out.lines.setdefault(path, node.start_mark.line + 1)
         if node.tag.removeprefix("tag:yaml.org,2002:") not in ("str", "seq", "map"):
             self._out.problems.append(Problem(path, f"the tag {node.tag} has no meaning here", line))
