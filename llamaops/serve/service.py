@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamaops import __version__
 from llamaops.core.engine import Engine
@@ -21,14 +21,16 @@ from llamaops.core.plan import Note, Plan
 from llamaops.core.profile import Profile, ServeSection
 from llamaops.errors import EngineFailed, LlamaopsError, PortTaken, WrongProfile
 from llamaops.serve import notify
-from llamaops.serve.app import RelayConfig, make_app, make_server
-from llamaops.serve.auth import load_keys
+from llamaops.serve.auth import KeyRing, load_keys
 from llamaops.serve.control import serve_control
 from llamaops.serve.enginelog import EngineLog
 from llamaops.serve.instance import Instance
 from llamaops.serve.supervisor import MakeLaunch, Supervisor
 from llamaops.serve.threads import apply_priority, read_back, set_relay_priority
 from llamaops.serve.traffic import Traffic
+
+if TYPE_CHECKING:
+    from llamaops.serve.app import App, RelayConfig
 
 log = logging.getLogger("llamaops")
 
@@ -106,7 +108,8 @@ class Service:
         self._log = EngineLog(instance.log_path)
         self._supervisor = Supervisor(self._launcher(job), job.profile.supervise, self._traffic, log=self._log,
                                       mark=instance.mark, read_back=self._read_back, on_spawn=self._on_spawn)
-        self._app = make_app(self._supervisor, self._traffic, _relay_config(job), status=self.status)
+        self._keys = load_keys(job.profile.serve.api_keys, os.environ)
+        self._app: App | None = None
         self._drift: dict[str, Note] = {}
         self._reload_lock = asyncio.Lock()
         self._queued_reload: asyncio.Task[str] | None = None
@@ -130,9 +133,13 @@ class Service:
         return 128 + self._signalled if self._signalled and not self._served else 0
 
     async def _serve(self) -> None:
+        supervising = asyncio.create_task(self._supervisor.run())
+        await asyncio.sleep(0)  # the engine is spawned here, so that it loads while the relay's modules are imported
+        from llamaops.serve.app import make_app, make_server
+
+        self._app = make_app(self._supervisor, self._traffic, _relay_config(self._job, self._keys), status=self.status)
         server = make_server(self._app, self._sock)
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
-        supervising = asyncio.create_task(self._supervisor.run())
         helpers = [asyncio.create_task(work) for work in (self._tell_ready(), self._check_threads(), self._watchdog())]
         try:
             await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
@@ -244,7 +251,7 @@ class Service:
     async def _reload(self) -> str:
         job = await asyncio.to_thread(self._prepare_again)
         self._check_fixed(job.profile)
-        config = _relay_config(job)
+        keys = load_keys(job.profile.serve.api_keys, os.environ)
         if job.launch("-", None) != self._job.launch("-", None) or job.engine != self._job.engine:
             available = job.plan.memory.available_bytes
             beside = available is None or job.plan.memory.total_bytes <= available
@@ -253,7 +260,8 @@ class Service:
         else:
             text = "keys, limits and origins were read again; the engine goes on"
         self._job, self._drift = job, {}
-        self._app.configure(config)
+        if self._app:
+            self._app.configure(_relay_config(job, keys))
         log.info("reloaded: %s", text)
         return text
 
@@ -280,12 +288,12 @@ class Service:
         """Return the instance's state as ``llamaops status --json`` prints it."""
         supervisor = self._supervisor.status()
         notes = [asdict(note) for note in (*self._job.plan.notes, *self._drift.values())]
-        admission = self._app.admission
+        queue = self._app.admission.snapshot() if self._app else {}
         return {
             "name": self._job.profile.name, "url": self.url, "llamaops": __version__, "llamaops_pid": os.getpid(),
             **supervisor,
             "notes": notes + supervisor["notes"],
-            "requests": {"in_flight": self._traffic.in_flight(), "queued": admission.waiting, **admission.snapshot()},
+            "requests": {"in_flight": self._traffic.in_flight(), **queue},
             "model": {"path": self._job.model.path, "quant": self._job.model.quant, "names": self._names()},
             "engine": {"path": self._job.engine.path, "version": self._job.engine.version},
         }
@@ -320,8 +328,9 @@ class Service:
         return {"status": status, "plan": plan, "stop": stop, "reload": reload, "logs": logs}
 
 
-def _relay_config(job: Job) -> RelayConfig:
-    keys = load_keys(job.profile.serve.api_keys, os.environ)
+def _relay_config(job: Job, keys: KeyRing | None) -> RelayConfig:
+    from llamaops.serve.app import RelayConfig
+
     return RelayConfig.from_profile(job.profile, job.plan.serving.slots, keys)
 
 
