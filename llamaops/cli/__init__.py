@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "host": ("host:host", "Look at this machine: doctor, snapshot."),
     "model": ("model:model", "Fetch and inspect models."),
     "engine": ("engine:engine", "Find, build and inspect llama-server."),
+    "bench": ("bench:bench", "Measure latency and throughput; compare two set-ups."),
     "deploy": ("deploy:deploy", "Write systemd units from the same plan."),
     "schema": ("profile:schema", "Print the profile's JSON Schema."),
 }

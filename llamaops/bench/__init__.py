@@ -1,0 +1,1 @@
+"""Load, measure, compare, tune: proof on the machine at hand."""

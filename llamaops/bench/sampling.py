@@ -1,0 +1,218 @@
+"""What the machine did during a run: CPU, context switches, migrations, throttling, frequency, temperature, memory.
+
+Counters are read before and after; only memory and frequency are looked at on the way, once a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+_SYS_CPU = Path("/sys/devices/system/cpu")
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+STEAL_LIMIT = 0.02
+QUOTA_LIMIT = 0.01
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counters that only grow, at one moment; a key that this machine does not have is absent."""
+
+    at: float
+    machine: dict[str, float] = field(default_factory=dict)
+    processes: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SystemUse:
+    """What happened between two moments; None where this machine does not tell.
+
+    ``cpu_ratio`` is of all CPUs, ``target_cpus`` how many CPUs the target kept busy on average, ``waited_s`` how long
+    its threads stood in run queues together. ``quota_throttled_s`` is how long its cgroup's CPU quota held it back,
+    ``joules`` what the package used (RAPL).
+    """
+
+    cpu_ratio: float | None = None
+    steal_ratio: float | None = None
+    target_cpus: float | None = None
+    waited_s: float | None = None
+    voluntary_switches: int | None = None
+    involuntary_switches: int | None = None
+    migrations: int | None = None
+    rss_peak_bytes: int | None = None
+    frequency_mhz: float | None = None
+    temperature_c: float | None = None
+    thermal_throttles: int | None = None
+    quota_throttled_s: float | None = None
+    joules: float | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as the ``system`` object of a `llamaops-bench` document."""
+        return asdict(self)
+
+    def invalid(self) -> list[str]:
+        """Return why the run measured the machine's protection and not the target; empty: it did not."""
+        return ["the CPU throttled itself for heat during the run"] if self.thermal_throttles else []
+
+    def warnings(self, seconds: float) -> list[str]:
+        """Return what a reader must know to believe the figures."""
+        out = []
+        if self.steal_ratio and self.steal_ratio > STEAL_LIMIT:
+            out.append(f"other virtual machines took {self.steal_ratio:.0%} of the CPU time (steal)")
+        if self.quota_throttled_s and self.quota_throttled_s > QUOTA_LIMIT * seconds:
+            out.append(f"a cgroup CPU quota held the target back for {self.quota_throttled_s:.1f} s")
+        return out
+
+
+class Sampler:
+    """Watches the machine, and the processes below ``pid`` where it is given."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._pid = pid
+        self._before = _counters(pid)
+        self._rss = 0
+        self._frequencies: list[float] = []
+
+    def look(self) -> None:
+        """Take memory and frequency now: a few dozen microseconds."""
+        self._rss = max(self._rss, sum(_rss(pid) for pid in self._before.processes))
+        if (mhz := _frequency()) is not None:
+            self._frequencies.append(mhz)
+
+    def finish(self) -> SystemUse:
+        """Return what happened since the sampler was made."""
+        self.look()
+        after = _counters(self._pid)
+        use = _machine_use(self._before, after)
+        if self._pid is not None:
+            _add_processes(use, self._before, after)
+            use.rss_peak_bytes = self._rss or None
+        use.frequency_mhz = min(self._frequencies, default=None)
+        use.temperature_c = _temperature()
+        return use
+
+
+def _machine_use(before: Counters, after: Counters) -> SystemUse:
+    diff = {k: after.machine[k] - v for k, v in before.machine.items() if k in after.machine}
+    total = diff.get("total") or None
+    quota = diff.get("quota_throttled_s")
+    thermal, joules = diff.get("thermal"), diff.get("joules")
+    return SystemUse(
+        cpu_ratio=diff["busy"] / total if total else None,
+        steal_ratio=diff["steal"] / total if total else None,
+        thermal_throttles=round(thermal) if thermal is not None else None,
+        quota_throttled_s=quota,
+        joules=joules if joules is not None and joules >= 0 else None,  # the counter wraps around
+    )
+
+
+def _add_processes(use: SystemUse, before: Counters, after: Counters) -> None:
+    """Add the sums over the processes that lived through; one that came or went in between is left out."""
+    sums: dict[str, float] = {}
+    for pid, values in before.processes.items():
+        for key, value in values.items():
+            if key in after.processes.get(pid, {}):
+                sums[key] = sums.get(key, 0.0) + max(after.processes[pid][key] - value, 0.0)
+    seconds = after.at - before.at
+    if "cpu_s" in sums and seconds > 0:
+        use.target_cpus = sums["cpu_s"] / seconds
+    use.waited_s = sums.get("waited_s")
+    for name in ("voluntary_switches", "involuntary_switches", "migrations"):
+        if name in sums:
+            setattr(use, name, round(sums[name]))
+
+
+def _counters(pid: int | None) -> Counters:
+    return Counters(time.perf_counter(), _machine(pid), {p: _process(p) for p in (_tree(pid) if pid else ())})
+
+
+def _machine(pid: int | None) -> dict[str, float]:
+    out: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        ticks = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        out |= {"total": sum(ticks), "busy": sum(ticks) - ticks[3] - ticks[4], "steal": ticks[7]}
+    if throttles := list(_numbers(_SYS_CPU.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))):
+        out["thermal"] = sum(throttles)
+    if energy := list(_numbers(Path("/sys/class/powercap").glob("intel-rapl:[0-9]/energy_uj"))):
+        out["joules"] = sum(energy) / 1e6
+    if (throttled := _quota_throttled(pid or os.getpid())) is not None:
+        out["quota_throttled_s"] = throttled
+    return out
+
+
+def _numbers(paths: Iterator[Path]) -> Iterator[float]:
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            yield float(path.read_text())
+
+
+def _quota_throttled(pid: int) -> float | None:
+    """Return the seconds that the CPU quotas of a process's cgroup have held it back (cgroup v2 cpu.stat, v1 too)."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            root = "/sys/fs/cgroup" if not controllers else f"/sys/fs/cgroup/{controllers}"
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                stat = dict(row.split() for row in Path(f"{root}{path}/cpu.stat").read_text().splitlines())
+                v2 = "throttled_usec" in stat
+                return int(stat["throttled_usec"]) / 1e6 if v2 else int(stat["throttled_time"]) / 1e9
+    return None
+
+
+def _tree(pid: int) -> list[int]:
+    """Return a process and everything below it."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    return []
+
+
+def _process(pid: int) -> dict[str, float]:
+    """Return one process's counters, summed over its threads."""
+    out: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        out["cpu_s"] = (int(fields[11]) + int(fields[12])) / _TICKS
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                _add_thread(out, task)
+    return out
+
+
+def _add_thread(out: dict[str, float], task: Path) -> None:
+    for line in (task / "status").read_text().splitlines():
+        if "ctxt_switches" in line:
+            name, _, value = line.partition(":")
+            key = "involuntary_switches" if name.startswith("non") else "voluntary_switches"
+            out[key] = out.get(key, 0.0) + int(value)
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        out["waited_s"] = out.get("waited_s", 0.0) + int((task / "schedstat").read_text().split()[1]) / 1e9
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        row = next(line for line in (task / "sched").read_text().splitlines() if "nr_migrations" in line)
+        out["migrations"] = out.get("migrations", 0.0) + float(row.partition(":")[2])
+
+
+def _rss(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return 0
+
+
+def _frequency() -> float | None:
+    """Return the mean current frequency of the CPUs in MHz, None where cpufreq does not tell."""
+    values = [value / 1e3 for value in _numbers(_SYS_CPU.glob("cpufreq/policy*/scaling_cur_freq"))]
+    return sum(values) / len(values) if values else None
+
+
+def _temperature() -> float | None:
+    """Return the hottest thermal zone in °C."""
+    return max((value / 1e3 for value in _numbers(Path("/sys/class/thermal").glob("thermal_zone*/temp"))), default=None)

@@ -1,0 +1,259 @@
+"""What is measured: a profile or a command line, started for it, or a URL that serves already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+from typing import Literal
+from urllib.parse import urlsplit
+
+from llamaops.bench.load import Server
+from llamaops.child import end_group
+from llamaops.errors import EngineFailed, LlamaopsError, TryAgain, UsageError
+
+Kind = Literal["profile", "url", "cmd"]
+_TAIL = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a person named; ``overrides`` are ``--set`` values of a profile."""
+
+    kind: Kind
+    text: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Return a short name for tables."""
+        if self.kind == "profile":
+            return " ".join([Path(self.text).stem, *self.overrides])
+        return self.text
+
+    def profile_slo(self) -> tuple[float, float] | None:
+        """Return the profile's TTFT and ITL limits in milliseconds, None for what is no profile."""
+        if self.kind != "profile":
+            return None
+        from llamaops.prepare import load_profile
+
+        slo = load_profile(Path(self.text), self.overrides).slo
+        return slo.ttft_ms, slo.itl_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A target that serves. ``pid`` leads its processes, None where they are not on this machine or not ours to see."""
+
+    server: Server
+    pid: int | None
+
+
+def parse_target(text: str, overrides: Sequence[str] = ()) -> Target:
+    """Read ``URL``, ``cmd:COMMAND LINE with {port}`` or a profile's path. Raises UsageError."""
+    if text.startswith(("http://", "https://")):
+        _split(text)
+        kind: Kind = "url"
+    elif text.startswith("cmd:"):
+        kind = "cmd"
+        _argv(text, 0)
+    else:
+        return Target("profile", text, tuple(overrides))
+    if overrides:
+        raise UsageError("--set belongs to a profile", where=text, fix="leave it out, or bench a profile")
+    return Target(kind, text)
+
+
+def _split(url: str) -> tuple[str, int, bool, str]:
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    try:
+        port = parts.port or (443 if tls else 80)
+    except ValueError:
+        port = 0
+    if not parts.hostname or not port or parts.username is not None:
+        raise UsageError("not a base URL", where=parts.hostname or "URL", fix="write it as http://HOST:PORT[/v1]")
+    return parts.hostname, port, tls, parts.path.rstrip("/").removesuffix("/v1")
+
+
+def _argv(text: str, port: int) -> list[str]:
+    """Split a ``cmd:`` target as a shell would, without running one."""
+    try:
+        words = shlex.split(text.removeprefix("cmd:"))
+    except ValueError as exc:
+        raise UsageError("can't read the command line", where=text, why=str(exc), fix="balance its quotes") from exc
+    if not any("{port}" in word for word in words):
+        raise UsageError("the command line names no port", where=text,
+                         fix="write {port} where the port goes: cmd:llama-server -m FILE --port {port}")
+    return [word.replace("{port}", str(port)) for word in words]
+
+
+@contextlib.contextmanager
+def serving(target: Target, server: Server, *, start_timeout_s: float = 600.0) -> Iterator[Live]:
+    """Yield the target serving; what was started for it is gone afterwards, however the context ends.
+
+    ``server`` supplies everything but the address. Raises EngineFailed when it does not come to serve, and whatever
+    `llamaops up` would end with for a profile.
+    """
+    if target.kind == "url":
+        host, port, tls, path = _split(target.text)
+        live = Live(replace(server, host=host, port=port, tls=tls, path=path), None)
+        yield replace(live, server=_named(live.server), pid=_listener(port) if _is_local(host) else None)
+    elif target.kind == "cmd":
+        with _command(target, start_timeout_s) as (port, pid):
+            yield Live(_named(replace(server, host="127.0.0.1", port=port)), pid)
+    else:
+        with _profile(target) as (url, pid):
+            host, port, _, _ = _split(url)
+            yield Live(_named(replace(server, host=host, port=port)), pid)
+
+
+@contextlib.contextmanager
+def _command(target: Target, start_timeout_s: float) -> Iterator[tuple[int, int]]:
+    port = free_port()
+    with _process(_argv(target.text, port), os.environ) as (process, tail):
+        _await_healthy(process, port, tail, time.monotonic() + start_timeout_s, target.text)
+        yield port, process.pid
+
+
+@contextlib.contextmanager
+def _profile(target: Target) -> Iterator[tuple[str, int]]:
+    """Serve a profile by `llamaops up`, under a name, port and runtime folder of its own."""
+    from llamaops.prepare import load_profile
+
+    name = f"{load_profile(Path(target.text), target.overrides).name[:40]}-bench-{os.getpid()}".strip("-")
+    ours = [f"name={name}", "serve.port=0", "serve.host=127.0.0.1", "serve.api_keys=null"]
+    sets = [word for override in (*target.overrides, *ours) for word in ("--set", override)]
+    argv = [sys.executable, "-m", "llamaops", "up", target.text, *sets, "--log-level", "warning"]
+    runtime = tempfile.mkdtemp(prefix="llo-")
+    try:
+        with _process(argv, os.environ | {"XDG_RUNTIME_DIR": runtime}, out=True) as (process, tail):
+            assert process.stdout is not None
+            url = process.stdout.readline().decode().strip()
+            if not url:
+                raise _ended(process, tail, target.text)
+            yield url, process.pid
+    finally:
+        shutil.rmtree(runtime, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _process(argv: Sequence[str], env: Mapping[str, str], *, out: bool = False) -> Iterator[
+        tuple[subprocess.Popen[bytes], deque[str]]]:
+    """Run a program in its own session and drain what it says; on leaving: SIGTERM, patience, then its whole group."""
+    tail: deque[str] = deque(maxlen=_TAIL)
+    dies_with_us = [setpriv, "--pdeathsig", "TERM", "--"] if (setpriv := shutil.which("setpriv")) else []
+    try:
+        process = subprocess.Popen([*dies_with_us, *argv], env=dict(env), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE if out else subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   start_new_session=True)
+    except OSError as exc:
+        raise UsageError("can't run the command", where=argv[0], why=exc.strerror, fix="check its path") from exc
+    assert process.stderr is not None
+    drain = Thread(target=_drain, args=(process.stderr, tail), daemon=True)
+    drain.start()
+    try:
+        yield process, tail
+    finally:
+        _stop(process)
+        drain.join(1)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _drain(pipe: object, tail: deque[str]) -> None:
+    for line in pipe:  # type: ignore[attr-defined]  # a binary pipe iterates over its lines
+        tail.append(line.decode("utf-8", "replace").rstrip())
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(15)
+    end_group(process)
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _await_healthy(process: subprocess.Popen[bytes], port: int, tail: deque[str], until: float, where: str) -> None:
+    """Return when the port answers ``/health`` or ``/v1/models`` with 200."""
+    while not any(_status(port, path) == 200 for path in ("/health", "/v1/models")):
+        if process.poll() is not None:
+            raise _ended(process, tail, where)
+        if time.monotonic() > until:
+            raise EngineFailed("the command does not serve", where=where, detail="\n".join(tail),
+                               why=f"neither /health nor /v1/models answered on port {port}")
+        time.sleep(0.05)
+
+
+def _status(port: int, path: str) -> int | None:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as sock:
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+            return int(sock.recv(64).split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _ended(process: subprocess.Popen[bytes], tail: deque[str], where: str) -> LlamaopsError:
+    code = process.wait()
+    time.sleep(0.1)  # its last words are still in the pipe
+    error = EngineFailed("it ended before it served", where=where, why=f"exit code {code}", detail="\n".join(tail))
+    error.exit_code = code if code > 0 else EngineFailed.exit_code
+    return error
+
+
+def _named(server: Server) -> Server:
+    """Return ``server`` with the first model it lists, unless one was given. Raises TryAgain when nothing answers."""
+    import httpx
+
+    headers = {"authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+    base = f"{'https' if server.tls else 'http'}://{server.host}:{server.port}{server.path}"
+    try:
+        answer = httpx.get(f"{base}/v1/models", headers=headers, timeout=30)
+    except httpx.HTTPError as exc:
+        raise TryAgain("nothing answers there", where=base, why=str(exc), fix="check that it serves") from exc
+    if answer.status_code == 401:
+        raise UsageError("the server wants an API key", where=base, fix="set LLAMAOPS_API_KEY, or give --api-key")
+    if server.model:
+        return server
+    try:
+        return replace(server, model=str(answer.json()["data"][0]["id"]))
+    except (ValueError, KeyError, IndexError, TypeError):
+        return server
+
+
+def _is_local(host: str) -> bool:
+    return host in ("127.0.0.1", "localhost", "::1")
+
+
+def _listener(port: int) -> int | None:
+    """Return the pid that listens on a local TCP port, None where we may not see it."""
+    import psutil
+
+    try:
+        found: list[int | None] = [c.pid for c in psutil.net_connections("tcp")
+                                   if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port]
+    except (psutil.AccessDenied, OSError):
+        return None
+    return next((pid for pid in found if pid), None)
+
+

@@ -1,0 +1,84 @@
+"""The generator against a server that stamps its own sends: every figure within 1 ms or 1 % of what really happened."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamaops.bench.load import Server
+from llamaops.bench.noise import Noise
+from llamaops.bench.run import Conditions, Measured, bench
+from llamaops.bench.targets import parse_target
+from llamaops.core.figures import Figures, Slo, measure
+from llamaops.core.timing import Timing
+from llamaops.core.workload import Lengths, Workload
+
+QUANTITIES = ("mean", "std", "p50", "p90", "p95", "p99", "max")
+STUB = Path(__file__).with_name("truth_stub.py")
+
+
+def stub(*switches: object) -> str:
+    return " ".join(["cmd:" + sys.executable, str(STUB), "--port", "{port}", *map(str, switches)])
+
+
+def run(target: str, workload: Workload, **server: object) -> Measured:
+    conditions = Conditions(workload, Slo(100, 50), Noise(), "session", Server("", 0, **server), urgent=True)
+    return bench(parse_target(target), conditions)
+
+
+def truth(path: Path, warmup: int) -> Figures:
+    """Return what the run's figures would be, told by the server's stamps alone."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = sorted(rows, key=lambda row: row["received"])[warmup:]
+    timings = [Timing(i, 0, r["received"], r["received"], r["received"], r["ended"], tuple(r["sent"]),
+                      7, len(r["sent"]), "length") for i, r in enumerate(rows)]
+    window = max(r["ended"] for r in rows) - min(r["received"] for r in rows)
+    return measure(timings, window, Slo(100, 50))
+
+
+def close(seen: float | None, true: float | None) -> bool:
+    assert seen is not None and true is not None
+    return abs(seen - true) <= max(1.0, 0.01 * abs(true))
+
+
+@pytest.mark.parametrize("streams", [1, 16, 64])
+def test_every_figure_is_the_truth(tmp_path: Path, streams: int) -> None:
+    workload = Workload(streams, None, max(2 * streams, 6), None, 1, Lengths(8), Lengths(20, 10, uniform=True))
+    seen = run(stub("--truth", tmp_path / "t", "--token-ms", 20), workload).figures
+    true = truth(tmp_path / "t", 1)
+    for count in ("sent", "ok", "good", "output_tokens", "prompt_tokens"):
+        assert getattr(seen, count) == getattr(true, count)
+    for name in ("ttft", "itl", "tpot", "e2e"):
+        a, b = getattr(seen, name), getattr(true, name)
+        wrong = [q for q in QUANTITIES if not close(getattr(a, q), getattr(b, q))]
+        assert not wrong, (name, wrong, a, b)
+    assert close(seen.jitter_ms, true.jitter_ms) and close(seen.longest_stall_ms, true.longest_stall_ms)
+    assert seen.output_tokens_per_s == pytest.approx(true.output_tokens_per_s, rel=0.01)
+    assert seen.requests_per_s == pytest.approx(true.requests_per_s, rel=0.01)
+
+
+def test_open_loop_keeps_its_arrivals() -> None:
+    workload = Workload(1, 40.0, None, 1.0, 0, Lengths(8), Lengths(4))
+    measured = run(stub("--prefill-ms", 200, "--stall-ms", 0), workload)
+    figures = measured.figures
+    assert figures.ok == figures.sent > 20
+    assert figures.late is not None and figures.late.p95 < 5
+    # Each answer takes a quarter of a second: a closed loop of one client could not have sent more than 4.
+    assert max(t.begun for t in measured.timings) - min(t.begun for t in measured.timings) < 1.1
+
+
+@pytest.mark.parametrize(("switch", "kind"), [("status", "status 503"), ("drop", "disconnected"),
+                                              ("error", "error event"), ("empty", "no text")])
+def test_failures_are_counted_by_kind(switch: str, kind: str) -> None:
+    figures = run(stub("--fail", switch, "--token-ms", 1, "--prefill-ms", 1),
+                  Workload(1, None, 6, None, 0, Lengths(4), Lengths(5))).figures
+    assert (figures.sent, figures.ok, figures.failures) == (6, 3, {kind: 3})
+    assert figures.ttft is not None and figures.ttft.count == 3
+
+
+def test_time_outs_are_failures() -> None:
+    figures = run(stub("--prefill-ms", 2000), Workload(1, None, 1, None, 0), timeout_s=0.2).figures
+    assert figures.failures == {"timeout": 1}
