@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llamaops.core import lifecycle as life
-from llamaops.core.causes import Cause, explain
+from llamaops.core.causes import Cause, Exit, explain
 from llamaops.core.launch import LaunchSpec
 from llamaops.core.lifecycle import State, Status
 from llamaops.core.plan import Note
@@ -46,6 +46,16 @@ class _Running:
     output: LineWriter
     ready: bool = False
     notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How the last engine that ended did so, with its own last lines."""
+
+    generation: int
+    ended: Exit | None
+    cause: Cause
+    lines: tuple[str, ...] = ()
 
 
 class Supervisor:
@@ -81,6 +91,7 @@ class Supervisor:
         self._started_at = time.monotonic()
         self._events: asyncio.Queue[life.Event] = asyncio.Queue()
         self._engines: dict[int, _Running] = {}
+        self._last_end: _End | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._errands: set[asyncio.Task[None]] = set()
         self._drain: asyncio.Task[None] | None = None
@@ -104,7 +115,7 @@ class Supervisor:
         finally:
             await self._clean_up()
         if self._status.state is State.FAILED:
-            raise self._failure()
+            raise self._failure("the engine could not be started")
 
     def stop(self, reason: str) -> None:
         """Begin to drain and stop; called again, make it quicker: first without the drain, then without the grace."""
@@ -114,7 +125,7 @@ class Supervisor:
         """Return when requests are served. Raises EngineFailed when that will not happen any more."""
         await self._until(lambda s: s.state in (State.READY, State.FAILED, State.STOPPED))
         if self._status.state is not State.READY:
-            raise self._failure()
+            raise self._failure("the engine could not be started")
 
     def endpoint(self) -> Endpoint | Unready:
         """Return where to send a request now, or why not (see `llamaops.serve.traffic.Backend`)."""
@@ -246,7 +257,7 @@ class Supervisor:
             output = self._log.writer()
             process = spawn(spec, mark=f"{self._mark}#{generation}", output=output.feed)
         except (OSError, LlamaopsError) as exc:
-            self._post(life.Exited(generation, None, _cannot_start(exc)))
+            self._report_end(_End(generation, None, _cannot_start(exc)))
             return
         engine = _Running(generation, spec, process, output)
         self._engines[generation] = engine
@@ -288,7 +299,12 @@ class Supervisor:
         del self._engines[engine.generation]
         if engine.spec.socket:
             Path(engine.spec.socket).unlink(missing_ok=True)
-        self._post(life.Exited(engine.generation, ended, explain(ended, list(engine.output.tail))))
+        lines = tuple(engine.output.tail)
+        self._report_end(_End(engine.generation, ended, explain(ended, lines), lines))
+
+    def _report_end(self, end: _End) -> None:
+        self._last_end = end
+        self._post(life.Exited(end.generation, end.ended, end.cause))
 
     async def _wait_ready(self, engine: _Running) -> None:
         """Report ready once our own child answers; `_guard` ends the wait when there is no progress."""
@@ -349,7 +365,7 @@ class Supervisor:
         await self._until(lambda s: new not in s.alive() or (s.engine == new and s.state is State.READY))
         if new not in self._status.alive():
             self._make_launch = old
-            raise self._failure("the new engine did not become ready; the old settings stay")
+            raise self._failure("the new engine did not become ready; the old settings stay", new)
 
     # Words.
 
@@ -385,14 +401,15 @@ class Supervisor:
             "fix": cause.fix if cause else None,
         }
 
-    def _failure(self, what: str = "the engine could not be started") -> EngineFailed:
-        status = self._status
-        if status.cause is None:
-            return EngineFailed("the engine was stopped before it was ready")
-        how = f" ({status.ended})" if status.ended else ""
-        failure = EngineFailed(what, why=f"{status.cause.text}{how}", fix=status.cause.fix or "see llamaops logs",
-                               detail="\n".join(self._log.last(_LOG_LINES)))
-        failure.exit_code = status.cause.exit_code
+    def _failure(self, what: str, generation: int | None = None) -> EngineFailed:
+        """Tell how the last engine ended; of another ``generation`` than asked for, it says nothing."""
+        end = self._last_end
+        if self._status.then == "stop" or end is None or generation not in (None, end.generation):
+            return EngineFailed(what, why="llamaops was stopped before the engine was ready")
+        how = f" ({end.ended})" if end.ended else ""
+        failure = EngineFailed(what, why=f"{end.cause.text}{how}", fix=end.cause.fix or "see llamaops logs",
+                               detail="\n".join(end.lines[-_LOG_LINES:]))
+        failure.exit_code = end.cause.exit_code
         return failure
 
     async def _clean_up(self) -> None:

@@ -2,8 +2,8 @@
 """A stand-in for llama-server: a real process that speaks enough of its HTTP, with a switch for every way to fail.
 
 Run it as ``python stub_engine.py --host /path/engine.sock`` (or ``--port N``). Flags of llama-server that it does not
-know are ignored; switches start with ``--stub-`` and may also come from the environment variable ``STUB_ARGS`` (split as
-a shell does), so that a profile's ``engine.env`` can set them. Standard library only.
+know are ignored; switches start with ``--stub-`` and may also come from the environment variable ``STUB_ARGS`` (split
+as a shell does), so that a profile's ``engine.env`` can set them. Standard library only.
 """
 
 from __future__ import annotations
@@ -102,10 +102,7 @@ def die(how: str, message: str | None) -> None:
         say(message)
     if how.lstrip("-").isdigit():
         os._exit(int(how))
-    number = getattr(signal, f"SIG{how.removeprefix('SIG')}")
-    if number not in (signal.SIGKILL, signal.SIGSTOP):
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), getattr(signal, f"SIG{how.removeprefix('SIG')}"))
     time.sleep(60)
 
 

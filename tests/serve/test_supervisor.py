@@ -1,0 +1,686 @@
+"""The supervisor against a real engine process that fails in every known way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from llamaops.core.launch import LaunchSpec
+from llamaops.core.lifecycle import Status
+from llamaops.core.plan import Note
+from llamaops.core.profile import BackoffSection, SuperviseSection
+from llamaops.errors import EngineFailed, TryAgain
+from llamaops.serve.enginelog import EngineLog
+from llamaops.serve.process import MARK, any_runnable
+from llamaops.serve.supervisor import Supervisor
+from llamaops.serve.traffic import Endpoint, Traffic, Unready
+
+STUB = Path(__file__).parents[1] / "fakes" / "stub_engine.py"
+QUICK = SuperviseSection(start_timeout_s=1.0, stall_timeout_s=0.6, drain_timeout_s=0.5, stop_grace_s=0.3,
+                         backoff=BackoffSection(initial_s=0.1, max_s=0.4, reset_after_s=300))
+
+
+def marked(mark: str) -> list[int]:
+    """Return the live processes that carry the mark of a test's engines."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and wanted in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@dataclass
+class Rig:
+    """A supervisor of stub engines in one folder; ``switches`` are those of the next engine."""
+
+    folder: Path
+    switches: list[str] = field(default_factory=list)
+    port: int | None = None
+    wrappers: tuple[str, ...] = ()
+    traffic: Traffic = field(default_factory=Traffic)
+    log: EngineLog = field(default_factory=EngineLog)
+    statuses: list[Status] = field(default_factory=list)
+
+    @property
+    def mark(self) -> str:
+        return str(self.folder)
+
+    def launch(self, generation: int) -> LaunchSpec:
+        sock = None if self.port else str(self.folder / f"engine-{generation}.sock")
+        address = ["--host", sock] if sock else ["--port", str(self.port)]
+        argv = (*self.wrappers, sys.executable, "-S", str(STUB), *address, *self.switches)
+        return LaunchSpec(argv, dict(os.environ), sock, self.port)
+
+    def with_switches(self, *switches: str) -> Callable[[int], LaunchSpec]:
+        other = Rig(self.folder, list(switches), self.port, self.wrappers)
+        return other.launch
+
+    def supervisor(self, settings: SuperviseSection = QUICK, **more: Any) -> Supervisor:
+        made = Supervisor(self.launch, settings, self.traffic, log=self.log, mark=self.mark, **more)
+        made.subscribe(self.statuses.append)
+        return made
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    assert marked(made.mark) == []
+    assert list(tmp_path.glob("*.sock")) == []
+
+
+def drive(work: Callable[[], Awaitable[None]], *, seconds: float = 20) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(seconds):
+            await work()
+
+    asyncio.run(limited())
+
+
+async def run_until_stopped(supervisor: Supervisor, body: Callable[[], Awaitable[None]]) -> None:
+    running = asyncio.create_task(supervisor.run())
+    try:
+        await body()
+        supervisor.stop("the test is over")
+        await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(met: Callable[[], object]) -> None:
+    """Wait for a condition; the test's own time limit ends it."""
+    while not met():
+        await asyncio.sleep(0.005)
+
+
+def engine_pid(supervisor: Supervisor) -> int:
+    pid = supervisor.status()["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+def states(supervisor: Supervisor) -> list[str]:
+    return [line["to"] for line in supervisor.status()["history"]]
+
+
+async def get(endpoint: Endpoint, path: str = "/health", body: str = "") -> bytes:
+    if endpoint.socket:
+        reader, writer = await asyncio.open_unix_connection(endpoint.socket)
+    else:
+        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+    method = "POST" if body else "GET"
+    writer.write(f"{method} {path} HTTP/1.1\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_serves_and_stops(rig: Rig, run: Callable[[Any], None]) -> None:
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        assert isinstance(supervisor.endpoint(), Unready)
+        await supervisor.wait_ready()
+        endpoint = supervisor.endpoint()
+        assert isinstance(endpoint, Endpoint)
+        assert endpoint.generation == 1
+        assert b'"ok"' in await get(endpoint)
+
+    run(asyncio.wait_for(run_until_stopped(supervisor, body), 20))
+    assert states(supervisor) == ["starting", "ready", "draining", "stopping", "stopped"]
+    status = supervisor.status()
+    assert status["pid"] is None
+    assert status["restarts"] == 0
+    assert any("initializing" in line for line in rig.log.last(50))
+
+
+def test_tracked_pid_is_the_engine_behind_every_wrapper(rig: Rig) -> None:
+    rig.wrappers = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "1", "taskset", "-c", "0")
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        command = Path(f"/proc/{engine_pid(supervisor)}/cmdline").read_bytes()
+        assert command.split(b"\0")[2].endswith(b"stub_engine.py")
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+@pytest.mark.parametrize("how", ["group", "session", "daemon"])
+def test_ends_what_the_engine_started(rig: Rig, how: str) -> None:
+    rig.switches = ["--stub-fork", how]
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        await until(lambda: len(marked(rig.mark)) == 2)
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+@pytest.mark.parametrize("how", ["SEGV", "KILL", "3"])
+def test_starts_again_after_a_crash(rig: Rig, how: str) -> None:
+    rig.switches = ["--stub-fork", "group", "--stub-die-after-s", "0.1", "--stub-end", how]
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        rig.switches = []
+        await until(lambda: supervisor.status()["state"] == "back-off")
+        unready = supervisor.endpoint()
+        assert isinstance(unready, Unready)
+        assert unready.retry_after_s is not None
+        await until(lambda: supervisor.status()["state"] == "ready")
+        status = supervisor.status()
+        assert status["restarts"] == 1
+        assert status["last_exit"]["how"].startswith({"3": "exit code 3"}.get(how, f"SIG{how}"))
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_streams_are_told_when_the_engine_dies(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+    told: list[str] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        rig.traffic.open(1, told.append)
+        os.kill(engine_pid(supervisor), signal.SIGKILL)
+        await until(lambda: told)
+        assert "SIGKILL" in told[0]
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+@pytest.mark.parametrize(("say", "end", "code", "exit_code"), [
+    ("error: invalid argument: --nope", "1", "unknown-flag", 78),
+    ("gguf_init_from_file: failed to open GGUF file '/m.gguf' (No such file or directory)", "1", "model-missing", 69),
+    ("", "ILL", "illegal-instruction", 69),
+])
+def test_a_start_that_cannot_succeed_fails_at_once(rig: Rig, say: str, end: str, code: str, exit_code: int) -> None:
+    rig.switches = ["--stub-crash", "--stub-say", say, "--stub-end", end]
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        waiting = asyncio.create_task(supervisor.wait_ready())
+        began = time.monotonic()
+        with pytest.raises(EngineFailed) as failure:
+            await supervisor.run()
+        assert time.monotonic() - began < 3
+        assert failure.value.exit_code == exit_code
+        assert "initializing" in (failure.value.detail or "")
+        assert failure.value.fix
+        with pytest.raises(EngineFailed):
+            await waiting
+        unready = supervisor.endpoint()
+        assert isinstance(unready, Unready)
+        assert unready.retry_after_s is None
+
+    drive(body)
+    assert supervisor.status()["last_exit"]["cause"] == code
+    assert states(supervisor) == ["starting", "failed"]
+
+
+def test_gives_up_after_the_same_unknown_failure_again_and_again(rig: Rig) -> None:
+    rig.switches = ["--stub-crash", "--stub-say", "some new trouble"]
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        with pytest.raises(EngineFailed) as failure:
+            await supervisor.run()
+        assert failure.value.exit_code == 70
+        assert "some new trouble" in str(failure.value)
+
+    drive(body)
+    assert states(supervisor).count("starting") == 5
+
+
+def test_a_program_that_is_not_there_is_named(rig: Rig) -> None:
+    rig.wrappers = ("/nowhere/llama-server",)
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        with pytest.raises(EngineFailed, match="/nowhere/llama-server") as failure:
+            await supervisor.run()
+        assert failure.value.exit_code == 69
+
+    drive(body)
+
+
+@pytest.mark.parametrize("switches", [["--stub-load-s", "1.5"], ["--stub-busy-load-s", "1.5"]], ids=["log", "cpu"])
+def test_a_slow_load_that_gets_on_is_awaited(rig: Rig, switches: list[str]) -> None:
+    rig.switches = switches
+    supervisor = rig.supervisor(QUICK.model_copy(update={"start_timeout_s": 0.7}))
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+
+    drive(lambda: run_until_stopped(supervisor, body))
+    assert states(supervisor)[:2] == ["starting", "ready"]
+
+
+@pytest.mark.parametrize("switch", ["--stub-never-ready", "--stub-no-listen"])
+def test_a_load_that_gets_nowhere_is_ended(rig: Rig, switch: str) -> None:
+    rig.switches = [switch]
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await until(lambda: "stopping" in states(supervisor))
+        await until(lambda: "back-off" in states(supervisor))
+        history = supervisor.status()["history"]
+        assert "no progress towards ready" in next(line["reason"] for line in history if line["to"] == "stopping")
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_a_silent_load_within_the_time_is_awaited(rig: Rig) -> None:
+    rig.switches = ["--stub-silent-load-s", "0.4"]
+    supervisor = rig.supervisor()
+    drive(lambda: run_until_stopped(supervisor, supervisor.wait_ready))
+
+
+def test_a_foreign_server_on_the_address_is_not_taken_for_the_engine(rig: Rig) -> None:
+    """Somebody else answers 200 at our port while our own engine does not listen there."""
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        rig.port = foreign.getsockname()[1]
+        rig.switches = ["--stub-no-listen"]
+        supervisor = rig.supervisor()
+
+        def answer() -> None:
+            while True:
+                try:
+                    conn, _ = foreign.accept()
+                except OSError:
+                    return
+                with conn:
+                    conn.recv(4096)
+                    conn.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+        server = threading.Thread(target=answer)
+        server.start()
+
+        async def body() -> None:
+            await until(lambda: "stopping" in states(supervisor))
+            assert "ready" not in states(supervisor)
+
+        try:
+            drive(lambda: run_until_stopped(supervisor, body))
+        finally:
+            foreign.shutdown(socket.SHUT_RDWR)
+            server.join()
+
+
+def test_an_engine_without_unix_sockets_serves_on_a_port(rig: Rig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        rig.port = free.getsockname()[1]
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        endpoint = supervisor.endpoint()
+        assert isinstance(endpoint, Endpoint)
+        assert (endpoint.socket, endpoint.port) == (None, rig.port)
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_an_embedding_model_becomes_ready(rig: Rig) -> None:
+    rig.switches = ["--stub-no-completions"]
+    supervisor = rig.supervisor()
+    drive(lambda: run_until_stopped(supervisor, supervisor.wait_ready))
+
+
+async def ask(rig: Rig, supervisor: Supervisor, told: list[str]) -> asyncio.Task[bytes]:
+    """Send a generation to the engine as the relay would, with a ticket."""
+    endpoint = supervisor.endpoint()
+    assert isinstance(endpoint, Endpoint)
+    rig.traffic.open(endpoint.generation, told.append)
+    return asyncio.create_task(get(endpoint, "/v1/completions", '{"prompt": "x"}'))
+
+
+@pytest.mark.parametrize("ignore_term", [False, True])
+def test_a_frozen_engine_with_work_in_flight_is_restarted(rig: Rig, ignore_term: bool) -> None:
+    rig.switches = ["--stub-hang-after", "1", *(["--stub-ignore-term"] if ignore_term else [])]
+    supervisor = rig.supervisor()
+    told: list[str] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        asking = await ask(rig, supervisor, told)
+        await until(lambda: told)
+        assert "froze" in told[0]
+        rig.switches = []
+        await until(lambda: supervisor.status()["state"] == "ready")
+        assert supervisor.status()["generation"] == 2
+        await asyncio.gather(asking, return_exceptions=True)
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_a_stopped_process_counts_as_frozen(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+    told: list[str] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        os.kill(engine_pid(supervisor), signal.SIGSTOP)
+        rig.traffic.open(1, told.append)
+        await until(lambda: supervisor.status()["generation"] == 2 and supervisor.status()["state"] == "ready")
+        assert told
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_an_idle_engine_is_left_alone(rig: Rig) -> None:
+    supervisor = rig.supervisor(QUICK.model_copy(update={"stall_timeout_s": 0.2}))
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        os.kill(engine_pid(supervisor), signal.SIGSTOP)  # frozen, but nobody waits for it
+        await asyncio.sleep(0.6)
+        os.kill(engine_pid(supervisor), signal.SIGCONT)
+        assert supervisor.status()["state"] == "ready"
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_a_busy_engine_that_answers_nothing_is_kept(rig: Rig) -> None:
+    rig.switches = ["--stub-busy-after", "1", "--stub-busy-s", "1.5"]
+    supervisor = rig.supervisor(QUICK.model_copy(update={"stall_timeout_s": 0.4}))
+    told: list[str] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        answer = await (await ask(rig, supervisor, told))
+        assert b"200" in answer
+        assert supervisor.status()["state"] == "ready"
+        assert not told
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_a_flood_of_log_does_not_block_the_engine(rig: Rig) -> None:
+    rig.switches = ["--stub-flood-mib", "10"]
+    supervisor = rig.supervisor()
+    told: list[str] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        assert b"200" in await (await ask(rig, supervisor, told))
+
+    drive(lambda: run_until_stopped(supervisor, body))
+    assert len(rig.log.last(10_000)) < 200  # ten thousand alike lines, told once
+
+
+def test_stop_waits_for_requests_and_then_ends_them(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+    told: list[str] = []
+
+    async def body() -> None:
+        running = asyncio.create_task(supervisor.run())
+        await supervisor.wait_ready()
+        tickets = [rig.traffic.open(1, told.append) for _ in range(2)]
+        began = time.monotonic()
+        supervisor.stop("SIGTERM")
+        await until(lambda: supervisor.status()["state"] == "draining")
+        assert isinstance(supervisor.endpoint(), Unready)
+        rig.traffic.close(tickets[0])
+        await running
+        assert time.monotonic() - began >= QUICK.drain_timeout_s
+        assert told == ["llamaops is stopping"] * 1
+
+    drive(body)
+
+
+def test_stop_is_at_once_when_nothing_is_in_flight(rig: Rig) -> None:
+    supervisor = rig.supervisor(QUICK.model_copy(update={"drain_timeout_s": 60}))
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+
+    drive(lambda: run_until_stopped(supervisor, body), seconds=10)
+
+
+def test_a_second_stop_skips_the_drain_and_a_third_kills(rig: Rig) -> None:
+    rig.switches = ["--stub-ignore-term"]
+    supervisor = rig.supervisor(QUICK.model_copy(update={"drain_timeout_s": 60, "stop_grace_s": 60}))
+
+    async def body() -> None:
+        running = asyncio.create_task(supervisor.run())
+        await supervisor.wait_ready()
+        rig.traffic.open(1, lambda reason: None)
+        for _ in range(3):
+            supervisor.stop("SIGINT")
+        await running
+
+    drive(body, seconds=10)
+
+
+@pytest.mark.parametrize("switches", [["--stub-silent-load-s", "30"], ["--stub-never-ready", "--stub-ignore-term"]])
+def test_stop_before_ready(rig: Rig, switches: list[str]) -> None:
+    rig.switches = switches
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        running = asyncio.create_task(supervisor.run())
+        await until(lambda: supervisor.status()["pid"])
+        waiting = asyncio.create_task(supervisor.wait_ready())
+        supervisor.stop("SIGTERM")
+        await running
+        with pytest.raises(EngineFailed, match="stopped before the engine was ready"):
+            await waiting
+
+    drive(body)
+    assert states(supervisor)[-1] == "stopped"
+
+
+def test_stop_during_the_back_off(rig: Rig) -> None:
+    rig.switches = ["--stub-crash"]
+    supervisor = rig.supervisor(QUICK.model_copy(update={"backoff": BackoffSection(initial_s=60, max_s=60)}))
+
+    async def body() -> None:
+        await until(lambda: supervisor.status()["state"] == "back-off")
+
+    drive(lambda: run_until_stopped(supervisor, body), seconds=10)
+
+
+def test_cancelling_leaves_no_engine(rig: Rig) -> None:
+    rig.switches = ["--stub-ignore-term", "--stub-fork", "daemon"]
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        running = asyncio.create_task(supervisor.run())
+        await supervisor.wait_ready()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    drive(body)
+
+
+def test_what_is_read_back_is_shown(rig: Rig) -> None:
+    seen: list[int] = []
+
+    def read_back(pid: int) -> list[Note]:
+        seen.append(pid)
+        return [Note("degraded", "drift-nice", "not as planned")]
+
+    spawned: list[int] = []
+    supervisor = rig.supervisor(read_back=read_back, on_spawn=spawned.append)
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        assert seen == spawned == [engine_pid(supervisor)]
+        assert supervisor.status()["notes"] == [{"level": "degraded", "code": "drift-nice", "text": "not as planned"}]
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_death_during_load_is_noticed_within_a_second(rig: Rig) -> None:
+    rig.switches = ["--stub-silent-load-s", "60"]
+    supervisor = rig.supervisor(QUICK.model_copy(update={"start_timeout_s": 60}))
+
+    async def body() -> None:
+        await until(lambda: rig.log.last(5))
+        began = time.monotonic()
+        os.kill(engine_pid(supervisor), signal.SIGKILL)
+        await until(lambda: supervisor.status()["state"] == "back-off")
+        assert time.monotonic() - began < 1
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+# Replacing the engine.
+
+
+def test_replace_switches_when_the_new_engine_is_ready(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+    told: list[str] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        old_pid = engine_pid(supervisor)
+        ticket = rig.traffic.open(1, told.append)
+        replacing = asyncio.create_task(supervisor.replace(rig.with_switches("--stub-silent-load-s", "0.3")))
+        await until(lambda: len(marked(rig.mark)) == 2)
+        endpoint = supervisor.endpoint()
+        assert isinstance(endpoint, Endpoint)
+        assert endpoint.generation == 1  # the old one serves until the new one is ready
+        await replacing
+        endpoint = supervisor.endpoint()
+        assert isinstance(endpoint, Endpoint)
+        assert endpoint.generation == 2
+        assert Path(f"/proc/{old_pid}/cmdline").read_bytes()  # it still has a request
+        rig.traffic.close(ticket)
+        await until(lambda: marked(rig.mark) == [engine_pid(supervisor)])
+        assert not told
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_an_old_engine_that_does_not_finish_is_ended_after_the_drain_time(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+    told: list[str] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        rig.traffic.open(1, told.append)
+        await supervisor.replace(rig.launch)
+        # The request does nothing, so its engine counts as frozen or its drain time ends, whichever is first.
+        await until(lambda: marked(rig.mark) == [engine_pid(supervisor)])
+        assert len(told) >= 1
+        assert supervisor.status()["state"] == "ready"
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_a_new_engine_that_fails_leaves_the_old_one_serving(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        old_pid = engine_pid(supervisor)
+        with pytest.raises(EngineFailed, match="--nope") as failure:
+            say = "error: invalid argument: --nope"
+            await supervisor.replace(rig.with_switches("--stub-crash", "--stub-say", say))
+        assert failure.value.exit_code == 78
+        assert engine_pid(supervisor) == old_pid
+        assert supervisor.status()["state"] == "ready"
+        os.kill(old_pid, signal.SIGKILL)  # what comes next is the old launch again
+        await until(lambda: supervisor.status()["restarts"] == 1 and supervisor.status()["state"] == "ready")
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_five_replacements_at_once_make_one(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        await asyncio.gather(*(supervisor.replace(rig.launch) for _ in range(5)))
+        assert supervisor.status()["generation"] == 2
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_replace_without_the_memory_for_two(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+    at_once: list[int] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        supervisor.subscribe(lambda status: at_once.append(len(status.alive())))
+        await supervisor.replace(rig.launch, beside=False)
+        assert supervisor.status()["generation"] == 2
+        assert max(at_once) == 1
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_replace_without_the_memory_for_two_falls_back_to_the_old_launch(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        with pytest.raises(EngineFailed):
+            await supervisor.replace(rig.with_switches("--stub-crash", "--stub-say", "error: invalid argument: --nope"),
+                                     beside=False)
+        await supervisor.wait_ready()
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_stop_while_replacing(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        running = asyncio.create_task(supervisor.run())
+        await supervisor.wait_ready()
+        replacing = asyncio.create_task(supervisor.replace(rig.with_switches("--stub-silent-load-s", "60")))
+        await until(lambda: len(marked(rig.mark)) == 2)
+        supervisor.stop("SIGTERM")
+        await running
+        with pytest.raises((EngineFailed, TryAgain)):
+            await replacing
+        with pytest.raises(TryAgain):
+            await supervisor.replace(rig.launch)
+
+    drive(body)
+
+
+def test_the_old_engine_dies_while_the_new_one_starts(rig: Rig) -> None:
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        replacing = asyncio.create_task(supervisor.replace(rig.with_switches("--stub-silent-load-s", "0.3")))
+        await until(lambda: len(marked(rig.mark)) == 2)
+        os.kill(engine_pid(supervisor), signal.SIGKILL)
+        await replacing
+        status = supervisor.status()
+        assert (status["state"], status["generation"], status["restarts"]) == ("ready", 2, 0)
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
+def test_a_runnable_thread_is_told_from_a_sleeping_one() -> None:
+    assert any_runnable(os.getpid())
