@@ -20,7 +20,7 @@ QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 LLAMAOPS = [sys.executable, "-m", "llamaops"]
 
 
-def await_true(check: Callable[[], Any], *, within: float, what: str) -> Any:
+def await_true(check: Callable[[], Any], *, within: float, what: str, every: float = 0.02) -> Any:
     """Return the first true value of ``check``, or fail after ``within`` seconds."""
     deadline = time.monotonic() + within
     while True:
@@ -28,7 +28,7 @@ def await_true(check: Callable[[], Any], *, within: float, what: str) -> Any:
             return value
         if time.monotonic() > deadline:
             pytest.fail(f"not within {within} s: {what}")
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def descendants(pid: int) -> list[psutil.Process]:

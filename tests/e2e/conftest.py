@@ -1,7 +1,7 @@
 """The real engine, the real model and a running llamaops for the end-to-end tests.
 
-The engine is found or built, and the model fetched, by llamaops itself, into its ordinary cache: the first run on a fresh
-machine takes the minutes that a user's first run takes, later runs none.
+The engine is found or built, and the model fetched, by llamaops itself, into its ordinary cache: the first run on a
+fresh machine takes the minutes that a user's first run takes, later runs none.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def up(env: dict[str, str], tmp_path: Path, model_path: str) -> Iterator[Up]:
-    """Return a function that starts ``llamaops up`` and waits for its URL; what it started is stopped after the test."""
+    """Return a function that starts ``llamaops up`` and waits for its URL; after the test what it started is stopped."""
     started: list[Running] = []
 
     def start(*args: str, profile: Path = QUICKSTART, ready: bool = True) -> Running:

@@ -65,7 +65,7 @@ def test_status_logs_stop_and_chat(up: Up) -> None:
     answer = running.cli("chat", "quickstart", "Say hello.", "--max-tokens", "8")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
-    taken = subprocess.run([*LLAMAOPS, "up", str(QUICKSTART)], env=running.env, capture_output=True, text=True, timeout=60)
+    taken = running.cli("up", str(QUICKSTART))
     assert taken.returncode == 75
     assert str(running.process.pid) in taken.stderr
     stopped = running.cli("stop")

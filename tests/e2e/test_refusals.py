@@ -24,7 +24,8 @@ def profile(tmp_path: Path) -> Path:
 
 def test_every_problem_of_a_profile_at_once(tmp_path: Path, env: dict[str, str]) -> None:
     path = tmp_path / "p.yaml"
-    path.write_text("model: {source: 'path:m.gguf', contxt: 1}\nplacement: {threads: none, nicee: 3}\nserve: {port: 99999}\n")
+    path.write_text("model: {source: 'path:m.gguf', contxt: 1}\n"
+                    "placement: {threads: none, nicee: 3}\nserve: {port: 99999}\n")
     done = llamaops("up", str(path), env=env)
     assert done.returncode == 78
     for expected in ("model.contxt", "context", "placement.threads", "placement.nicee", "nice", "serve.port", "65535"):
@@ -48,27 +49,20 @@ def test_model_that_is_none(profile: Path, env: dict[str, str], engine_path: str
     (profile.parent / "absent.gguf").write_bytes(b"<html>404</html>" * 100)
     done = llamaops("up", str(profile), "--set", "serve.port=0", env=env)
     assert done.returncode == 69
-    assert "HTML" in done.stderr
+    assert "web page" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_unreadable_model(tmp_path: Path, engine_path: str) -> None:
-    folder = Path(f"/tmp/llo-unreadable-{os.getpid()}")
-    folder.mkdir(mode=0o755)
-    try:
-        model = folder / "m.gguf"
-        model.write_bytes(b"GGUF")
-        model.chmod(0o600)
-        done = subprocess.run([*LLAMAOPS, "model", "inspect", str(model)], capture_output=True, text=True, timeout=60,
-                              user=65534, group=65534, extra_groups=[], cwd="/",
-                              env=os.environ | {"HOME": str(folder), "LLAMAOPS_CACHE": str(folder / "cache")})
-        if "No module named" in done.stderr or "Permission denied" in done.stderr.split("error:")[0]:
-            pytest.skip("the checkout itself is not readable for others")
-        assert done.returncode == 69
-        assert "Permission denied" in done.stderr
-    finally:
-        (folder / "m.gguf").unlink()
-        folder.rmdir()
+def test_unreadable_model(profile: Path, env: dict[str, str], engine_path: str) -> None:
+    model = profile.parent / "absent.gguf"
+    model.write_bytes(b"GGUF")
+    model.chmod(0)
+    # Root may read anything: give up that right, and nothing else, for this one command.
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
+    command = [*LLAMAOPS, "up", str(profile), "--set", "serve.port=0"]
+    done = subprocess.run([*drop, *command] if os.geteuid() == 0 else command, env=env, capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 69
+    assert "Permission denied" in done.stderr
 
 
 def test_taken_port(env: dict[str, str]) -> None:

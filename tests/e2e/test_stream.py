@@ -11,12 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-
 from running import Up, await_true
 
 PROMPTS = ["Say hi.", "Name three colours.", "Count to five.", "Why is the sky blue?", "Write one line about é漢😀."]
 VARYING = re.compile(rb'"(id|created|[a-z_]*_ms|[a-z_]*_per_second|cache_n|prompt_n)":("[^"]*"|[0-9.e+-]+)')
-"""Fields that differ between two runs of one request: ids, times, and what the prompt cache had left from the run before."""
+"""Fields that differ between two runs of one request: ids, times, and what the prompt cache had from the run before."""
 
 
 def same(body: bytes) -> bytes:
@@ -80,8 +79,8 @@ def test_openai_async_client(up: Up) -> None:
 def test_curl_sees_events_and_engine_errors(up: Up) -> None:
     running = up()
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 4})
-    done = subprocess.run(["curl", "-sN", f"{running.url}/v1/chat/completions", "-d", body], capture_output=True, text=True,
-                          timeout=60, check=True)
+    done = subprocess.run(["curl", "-sN", f"{running.url}/v1/chat/completions", "-d", body], capture_output=True,
+                          text=True, timeout=60, check=True)
     events = [line for line in done.stdout.splitlines() if line]
     assert events[-1] == "data: [DONE]"
     assert len(events) >= 5
@@ -90,8 +89,10 @@ def test_curl_sees_events_and_engine_errors(up: Up) -> None:
     assert wrong.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_client_gone_frees_the_slot(up: Up, stream: bool) -> None:
+# Without a stream, llama-server looks whether its client is still there after a second without a result for anybody
+# (server_response::recv_with_timeout, b11434): asking for /slots more often would itself put that off.
+@pytest.mark.parametrize(("stream", "every", "within"), [(True, 0.02, 1), (False, 1.1, 3)])
+def test_client_gone_frees_the_slot(up: Up, stream: bool, every: float, within: float) -> None:
     running = up()
     body = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": stream, "ignore_eos": True}
     with running.engine_client() as engine:
@@ -107,7 +108,8 @@ def test_client_gone_frees_the_slot(up: Up, stream: bool) -> None:
                 task.cancel()
 
         asyncio.run(ask_and_leave())
-        await_true(lambda: not busy(), within=1, what="the slot is free")
+        await_true(lambda: running.status()["requests"]["in_flight"] == 0, within=1, what="the relay let go")
+        await_true(lambda: not busy(), within=within, every=every, what="the slot is free")
 
 
 def test_health_and_ready(up: Up) -> None:
