@@ -45,8 +45,10 @@ def deploy_unit(
     """Render the unit that serves ``profile`` from this machine's files.
 
     A system unit runs as this account; rendered by root, as a dynamic user where everybody may read what it needs, and
-    as root otherwise. Raises UsageError when llamaops itself can't be found as a program.
+    as root otherwise. Raises UsageError when llamaops itself can't be found as a program, or when an
+    override could hold a secret.
     """
+    _refuse_secrets(overrides)
     executable = find_executable()
     pinned = engine.path if engine and profile.engine.path == "auto" else None
     python = (sys.prefix, sys.base_prefix)
@@ -59,6 +61,14 @@ def deploy_unit(
         cache=str(find_dirs(environ).cache) if own_cache else None,
         offline=model is not None and (own_cache or _path_of(profile) is not None), cgroup_version=cgroup_version)
     return Unit(text, tuple(_advice(profile, engine, model, run_as)))
+
+
+def _refuse_secrets(overrides: Sequence[str]) -> None:
+    """A unit can be read by everybody."""
+    for assignment in overrides:
+        if assignment.strip().startswith(("engine.env", "engine.args")):
+            raise UsageError("this override would stand in the unit for all to read", where="--set engine.…",
+                             fix="write ${NAME} in the profile, and NAME=value into the unit's EnvironmentFile=")
 
 
 def _advice(profile: Profile, engine: Engine | None, model: Model | None, run_as: str | None) -> Iterable[str]:

@@ -40,11 +40,14 @@ def escape_exec(argv: Sequence[str]) -> str:
     Each word is quoted where needed, ``%`` is doubled against specifiers and ``$`` against variables. systemd does not
     undo ``$$`` in the program's own path; a path with ``$`` is therefore marked ``:`` (no variables in this line, since
     systemd 244). Raises WrongProfile for what no unit can hold: control characters, text that is not Unicode, and a
-    program without an absolute path.
+    program path that is not absolute or has quotes or backslashes.
     """
     program = argv[0]
     if not program.startswith("/") or program.endswith("/"):
         raise WrongProfile("a unit needs an absolute path to the program", where=program)
+    if any(char in program for char in "\"'\\"):
+        raise WrongProfile("systemd does not start this program", where=program, fix="install it under a plainer path",
+                           why="it takes no program whose path holds a quote or a backslash")
     literal = "$" in program
     words = [_quote(_specifiers(word if literal else word.replace("$", "$$"))) for word in argv]
     return (":" if literal else "") + " ".join(words)
@@ -56,14 +59,15 @@ def escape_value(text: str) -> str:
 
 
 def escape_path(path: str) -> str:
-    """Return a path for directives that unquote but keep backslashes, such as ``ReadWritePaths=``.
+    """Return one path of a directive that only unquotes, such as ``ReadWritePaths=``.
 
-    Raises WrongProfile for a path with both kinds of quotes, which they can't hold.
+    Versions differ in what a backslash means there, so it can't be said. Raises WrongProfile for such a path, and for
+    one with both kinds of quotes.
     """
     _refuse_unwritable(path)
     quote = "'" if '"' in path else '"'
-    if quote in path:
-        raise WrongProfile("a unit can't name this path", where=path, why="it holds both kinds of quotes",
+    if quote in path or "\\" in path:
+        raise WrongProfile("a unit can't name this path", where=path, why="it holds a backslash or both kinds of quotes",
                            fix="move it to a plainer path")
     return _specifiers(path) if _PLAIN.issuperset(path) else f"{quote}{_specifiers(path)}{quote}"
 
@@ -193,11 +197,19 @@ def _sandbox(profile: Profile, paths: Sequence[str]) -> dict[str, Any]:
     """What can be hidden without hiding a path the unit needs."""
     low_port = 0 < profile.serve.port < 1024
     return {
-        "mounts": sorted({str(PurePosixPath(path).parent) for path in paths}),
+        "mounts": sorted(filter(_nameable, {str(PurePosixPath(path).parent) for path in paths})),
         "protect_home": "read-only" if _any_below(paths, ("/home", "/root", "/run/user")) else "yes",
         "private_tmp": "no" if _any_below(paths, ("/tmp", "/var/tmp")) else "yes",  # noqa: S108 - names, not files
         "capabilities": "CAP_NET_BIND_SERVICE" if low_port else "",
     }
+
+
+def _nameable(path: str) -> bool:
+    try:
+        escape_path(path)
+    except WrongProfile:
+        return False
+    return True
 
 
 def _any_below(paths: Sequence[str], folders: tuple[str, ...]) -> bool:
