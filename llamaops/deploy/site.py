@@ -45,8 +45,8 @@ def deploy_unit(
     """Render the unit that serves ``profile`` from this machine's files.
 
     A system unit runs as this account; rendered by root, as a dynamic user where everybody may read what it needs, and
-    as root otherwise. Raises UsageError when llamaops itself can't be found as a program, or when an
-    override could hold a secret.
+    as root otherwise. Raises UsageError when llamaops itself can't be found as a program, or when an override could
+    hold a secret.
     """
     _refuse_secrets(overrides)
     executable = find_executable()

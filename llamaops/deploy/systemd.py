@@ -67,8 +67,8 @@ def escape_path(path: str) -> str:
     _refuse_unwritable(path)
     quote = "'" if '"' in path else '"'
     if quote in path or "\\" in path:
-        raise WrongProfile("a unit can't name this path", where=path, why="it holds a backslash or both kinds of quotes",
-                           fix="move it to a plainer path")
+        raise WrongProfile("a unit can't name this path", where=path, fix="move it to a plainer path",
+                           why="it holds a backslash or both kinds of quotes")
     return _specifiers(path) if _PLAIN.issuperset(path) else f"{quote}{_specifiers(path)}{quote}"
 
 
