@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llamaops.core.cpuset import CpuSet
+from llamaops.core.plan import Placement
+from llamaops.serve.threads import Thread, compare
+
+PLAN = Placement(threads=2, threads_batch=2, cpus=CpuSet.parse("2-3"), batch_cpus=CpuSet.parse("2-3"),
+                 housekeeping_cpus=CpuSet.parse("0"), policy="other", rt_priority=None, nice=-10, autogroup_nice=-10,
+                 weight=None, relay_nice=-10, spin=1000, numa=None, mem_nodes=None)
+AS_PLANNED = Thread(1, CpuSet.parse("2-3"), "other", -10, 0)
+
+
+def codes(thread: Thread, plan: Placement = PLAN, autogroup: int | None = -10) -> list[str]:
+    return [note.code for note in compare([AS_PLANNED, thread], autogroup, plan)]
+
+
+@pytest.mark.parametrize(("change", "expected"), [
+    ({}, []),
+    ({"cpus": CpuSet.parse("3")}, []),  # narrower than planned is within the plan
+    ({"cpus": CpuSet.parse("0-3")}, ["drift-cpus"]),
+    ({"policy": "fifo", "rt_priority": 90, "nice": 0}, ["drift-policy"]),
+    ({"nice": 0}, ["drift-nice"]),
+    ({"policy": "batch", "nice": 5}, ["drift-policy", "drift-nice"]),
+])
+def test_drift(change: dict[str, Any], expected: list[str]) -> None:
+    thread = replace(AS_PLANNED, **({"cpus": CpuSet.parse("2")} | change))
+    plan = PLAN if change.get("cpus") != CpuSet.parse("0-3") else replace(PLAN, housekeeping_cpus=None)
+    assert codes(thread, plan) == expected
+
+
+@pytest.mark.parametrize(("live", "expected"), [(-10, []), (0, ["drift-autogroup"]), (None, [])])
+def test_autogroup_drift(live: int | None, expected: list[str]) -> None:
+    assert codes(AS_PLANNED, autogroup=live) == expected
+
+
+def test_real_time_drift() -> None:
+    plan = replace(PLAN, policy="rr", rt_priority=10, nice=None)
+    weaker = replace(AS_PLANNED, policy="rr", rt_priority=5)
+    assert [n.code for n in compare([replace(weaker, rt_priority=10), weaker], -10, plan)] == ["drift-rt-priority"]
+
+
+def test_fewer_threads_than_planned() -> None:
+    assert [n.code for n in compare([AS_PLANNED], -10, PLAN)] == ["drift-threads"]
+    assert compare([], None, PLAN) == []  # the process is gone, or there is no /proc: nothing can be said
+
+
+def test_a_plan_that_leaves_things_open_is_met_by_anything() -> None:
+    plan = replace(PLAN, cpus=None, nice=None, autogroup_nice=None)
+    assert codes(replace(AS_PLANNED, nice=7, cpus=CpuSet.parse("9")), plan, autogroup=3) == []
