@@ -61,7 +61,7 @@ class _RichBar:
 
 
 class LineProgress:
-    """Progress for logs and pipes: a line at the start, at each tenth, and at the end."""
+    """Progress for logs and pipes: a line at the start, one every ten seconds, and one at the end."""
 
     @contextmanager
     def bar(self, label: str, unit: Unit) -> Iterator[Bar]:
@@ -78,9 +78,9 @@ class LineProgress:
 
 class _LineBar:
     def __init__(self, label: str) -> None:
-        self._label, self._tenths = label, 0
+        self._label, self._next = label, time.monotonic() + 10
 
     def update(self, done: int, total: int | None = None) -> None:
-        if total and (tenths := 10 * done // total) > self._tenths and tenths < 10:
-            self._tenths = tenths
-            click.echo(f"{self._label}: {tenths * 10} %", err=True)
+        if total and (now := time.monotonic()) >= self._next:
+            self._next = now + 10
+            click.echo(f"{self._label}: {100 * done // total} %", err=True)

@@ -50,7 +50,7 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def up(env: dict[str, str], tmp_path: Path, model_path: str) -> Iterator[Up]:
-    """Return a function that starts ``llamaops up`` and waits for its URL; after the test what it started is stopped."""
+    """Return a function that starts ``llamaops up`` and waits for its URL; it is stopped after the test."""
     started: list[Running] = []
 
     def start(*args: str, profile: Path = QUICKSTART, ready: bool = True) -> Running:
