@@ -79,7 +79,7 @@ def _receive(client: httpx.Client, url: str, partial: Path, size: int, bar: Bar,
             return
         with partial.open("ab" if start else "wb") as sink:
             done = start
-            for chunk in reply.iter_raw(1 << 20):
+            for chunk in reply.iter_raw():  # with a chunk size, httpx would lose what it has gathered when it is cut
                 done += len(chunk)
                 if done > size:
                     raise _PassingError("more bytes arrive than the file has")

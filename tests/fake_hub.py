@@ -1,0 +1,169 @@
+"""A hub on loopback that speaks what `huggingface_hub` asks for, and can fail in the known ways."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "c" * 40
+
+
+@dataclass
+class Request:
+    """One request as it came in, and how many bytes of body went out."""
+
+    method: str
+    path: str
+    range: str | None
+    authorization: str | None
+    status: int = 0
+    sent: int = 0
+
+
+@dataclass
+class FakeHub:
+    """The files of one repository, the switches, and what was asked.
+
+    ``statuses`` are answered to the next downloads, in order; ``api_status`` to every listing. ``cuts`` are byte counts
+    after which the next downloads break off; ``then`` are statuses for the downloads that follow. ``redirect`` sends
+    downloads to another host name of this machine, ``hold`` makes them wait in the middle.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    repo: str = "org/model"
+    commit: str = COMMIT
+    url: str = ""
+    statuses: list[int] = field(default_factory=list)
+    api_status: int = 200
+    error_code: str | None = None
+    cuts: list[int] = field(default_factory=list)
+    then: list[int] = field(default_factory=list)
+    corrupt: int = 0
+    ignore_range: bool = False
+    redirect: bool = False
+    hold: threading.Event | None = None
+    requests: list[Request] = field(default_factory=list)
+
+    def downloads(self) -> list[Request]:
+        """Return the requests for file contents."""
+        return [r for r in self.requests if r.method == "GET" and not r.path.startswith("/api/") and r.status != 302]
+
+    def etag(self, name: str) -> str:
+        """Return the SHA-256 that the hub states for a file."""
+        return hashlib.sha256(self.files[name]).hexdigest()
+
+
+@contextmanager
+def serve(hub: FakeHub) -> Iterator[FakeHub]:
+    """Serve ``hub`` until the context ends."""
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        if hub.hold is not None:
+            hub.hold.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        hub, path = self.hub, unquote(urlsplit(self.path).path)
+        entry = Request(self.command, path, self.headers.get("Range"), self.headers.get("Authorization"))
+        hub.requests.append(entry)
+        if path.startswith(f"/api/models/{hub.repo}"):
+            self._listing(entry)
+        elif path.startswith(f"/{hub.repo}/resolve/"):
+            self._file(entry, path.split("/", 5)[5])
+        else:
+            self._fail(entry, 404, "RepoNotFound")
+
+    def _listing(self, entry: Request) -> None:
+        hub = self.hub
+        if hub.api_status != 200:
+            return self._fail(entry, hub.api_status, hub.error_code)
+        if not entry.path.endswith((f"/{hub.repo}", "/revision/main", f"/revision/{hub.commit}")):
+            return self._fail(entry, 404, "RevisionNotFound")
+        siblings = [
+            {"rfilename": name, "size": len(data), "blobId": "b" * 40,
+             "lfs": {"sha256": hub.etag(name), "size": len(data), "pointerSize": 130}}
+            for name, data in hub.files.items()
+        ]  # fmt: skip
+        body = json.dumps({"id": hub.repo, "modelId": hub.repo, "sha": hub.commit, "siblings": siblings}).encode()
+        self._send(entry, 200, {"Content-Type": "application/json", "Content-Length": str(len(body))}, body)
+        return None
+
+    def _file(self, entry: Request, name: str) -> None:
+        hub = self.hub
+        if name not in hub.files:
+            return self._fail(entry, 404, "EntryNotFound")
+        data = hub.files[name]
+        headers = {"X-Repo-Commit": hub.commit, "ETag": f'"{hub.etag(name)}"', "X-Linked-Etag": f'"{hub.etag(name)}"',
+                   "X-Linked-Size": str(len(data)), "Accept-Ranges": "bytes"}
+        if self.command == "HEAD":
+            self._send(entry, 200, headers | {"Content-Length": str(len(data))}, b"")
+            return None
+        if hub.redirect and self.headers["Host"].startswith("127."):
+            location = hub.url.replace("127.0.0.1", "localhost") + self.path
+            self._send(entry, 302, {"Location": location, "Content-Length": "0"}, b"")
+            return None
+        if hub.statuses or (hub.then and not hub.cuts):
+            return self._fail(entry, (hub.statuses or hub.then).pop(0), hub.error_code)
+        if hub.corrupt:
+            hub.corrupt -= 1
+            data = b"X" + data[1:]
+        start = int(entry.range[6:-1]) if entry.range and not hub.ignore_range else 0
+        if start >= len(data):
+            return self._fail(entry, 416, None)
+        headers["Content-Length"] = str(len(data) - start)
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        stop = hub.cuts.pop(0) if hub.cuts else len(data)
+        self._send(entry, 206 if start else 200, headers, data[start:stop], cut=stop < len(data))
+        return None
+
+    def _fail(self, entry: Request, status: int, code: str | None) -> None:
+        headers = {"Content-Length": "0"} | ({"X-Error-Code": code} if code else {})
+        self._send(entry, status, headers, b"")
+
+    def _send(self, entry: Request, status: int, headers: dict[str, str], body: bytes, cut: bool = False) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        entry.status = status
+        if body:
+            self.wfile.write(body[:1000])
+            entry.sent += len(body[:1000])
+            if self.hub.hold is not None and not entry.path.startswith("/api/"):
+                self.wfile.flush()
+                self.hub.hold.wait(10)
+            self.wfile.write(body[1000:])
+            entry.sent += len(body[1000:])
+        if cut:
+            self.close_connection = True
