@@ -17,7 +17,8 @@ LEAF = 2
 """Every other module of the top level (dirs, resources, files …): those may import each other."""
 WORLD = {"os", "socket", "ssl", "subprocess", "asyncio", "threading", "time", "datetime", "logging", "tempfile", "glob",
          "shutil", "fcntl", "pathlib.Path", "httpx", "psutil", "click", "rich", "uvicorn", "jinja2"}
-HEAVY = {"pydantic", "yaml", "gguf", "numpy", "httpx", "rich", "huggingface_hub", "uvicorn", "jinja2", "psutil", "asyncio"}
+HEAVY = {"pydantic", "yaml", "gguf", "numpy", "httpx", "rich", "huggingface_hub", "uvicorn", "jinja2", "psutil",
+         "asyncio"}
 
 
 def imports(nodes: Iterator[ast.AST]) -> set[str]:
