@@ -2,14 +2,16 @@
 
     .venv/bin/python benchmarks/startup.py [--runs 15]
 
-Each run is timed from exec until the server answers a health probe with 200 (polled every 5 ms, both the same way).
-llamaops is ready only after one token was generated, and that is in its time. Prints a table and the difference
-of medians.
+By hand means the same llama-server with the same arguments (context, slots, threads: they decide how long it loads), on
+a loopback port, without the wrappers. Each run is timed from exec until the server answers a health probe with 200,
+polled every 5 ms. llamaops is ready only after one token was generated, and that is in its time. Prints a table and the
+difference of medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -30,6 +32,15 @@ LLAMAOPS = [str(Path(sys.executable).with_name("llamaops"))]
 
 def output(*args: str) -> str:
     return subprocess.run([*LLAMAOPS, *args], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def by_hand(port: int) -> list[str]:
+    """Return the planned command without its wrappers, listening on ``port``."""
+    argv: list[str] = json.loads(output("plan", PROFILE, "--json"))["launch"]["argv"]
+    argv = argv[next(i for i, word in enumerate(argv) if word.endswith("llama-server")) :]
+    for flag, value in (("--host", "127.0.0.1"), ("--port", str(port))):
+        argv[argv.index(flag) + 1] = value
+    return argv
 
 
 def free_port() -> int:
@@ -64,15 +75,15 @@ def main() -> None:
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--runs", type=int, default=15)
     runs = args.parse_args().runs
-    engine, model = output("engine", "locate"), output("model", "pull", PROFILE)
+    output("engine", "build")
+    output("model", "pull", PROFILE)
     runtime = tempfile.mkdtemp(prefix="llo-")
     env = os.environ | {"XDG_RUNTIME_DIR": runtime}
     times: dict[str, list[float]] = {"llama-server by hand": [], "llamaops up": []}
     try:
         for _ in range(runs):
             port = free_port()
-            hand = [engine, "-m", model, "--port", str(port), "-c", "4096"]
-            times["llama-server by hand"].append(time_start(hand, port, "/health", env))
+            times["llama-server by hand"].append(time_start(by_hand(port), port, "/health", env))
             port = free_port()
             ours = [*LLAMAOPS, "up", PROFILE, "--set", f"serve.port={port}"]
             times["llamaops up"].append(time_start(ours, port, "/readyz", env))
