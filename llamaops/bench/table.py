@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+
+from llamaops.bench.compare import Comparison
 from llamaops.bench.run import Measured
+from llamaops.core.comparison import FALSE_ALARMS, Row
 from llamaops.core.figures import Figures
 from llamaops.core.stats import Summary
 from llamaops.core.workload import Workload
@@ -14,12 +18,13 @@ def run_text(measured: Measured) -> str:
     """Return one run as a page."""
     conditions, figures = measured.conditions, measured.figures
     noise = f"noise {conditions.noise} (in {_WHERE[conditions.noise_where]})" if conditions.noise else "no noise"
-    lines = [f"{measured.target.label}" + (f"  model {measured.model}" if measured.model else ""),
-             f"{workload_text(conditions.workload)}, {noise}", "", _HEAD]
+    model = f", model {measured.model.rpartition('/')[2]}" if measured.model else ""
+    lines = [_wrapped(measured.target.label + model), _wrapped(f"{workload_text(conditions.workload)}, {noise}")]
+    lines += ["", _HEAD]
     lines += [_row(name, summary) for name, summary in _latencies(figures) if summary is not None]
     lines += ["", *_facts(measured)]
-    lines += [f"INVALID: {text}" for text in measured.invalid]
-    lines += [f"warning: {text}" for text in measured.warnings]
+    lines += [_wrapped(f"INVALID: {text}") for text in measured.invalid]
+    lines += [_wrapped(f"warning: {text}") for text in measured.warnings]
     return "\n".join(lines)
 
 
@@ -31,6 +36,10 @@ def workload_text(workload: Workload) -> str:
     loop = f"{workload.rate:g} requests/s arriving" if workload.rate else _plural(workload.concurrency, "stream")
     end = _plural(workload.requests, "request") if workload.requests is not None else f"{workload.duration_s:g} s"
     return f"{loop}, {end}, prompts of {workload.prompt_tokens} and answers of {workload.max_tokens} tokens"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80, subsequent_indent="   ", break_on_hyphens=False)
 
 
 def _plural(count: int, noun: str) -> str:
@@ -86,3 +95,34 @@ def _machine(cpu: float | None, mhz: float | None, celsius: float | None, joules
     parts = [f"{cpu:.0%} busy" if cpu is not None else "", f"{mhz:.0f} MHz" if mhz else "",
              f"{celsius:.0f} °C" if celsius is not None else "", f"{joules:.0f} J" if joules else ""]
     return ", ".join(filter(None, parts))
+
+
+_VERSUS = f"{'median of runs':<16}{'A':>10}{'':2}{'other':>10}{'':2}{'ratio':>7}{'':2}{'interval':<17}{'verdict'}"
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return a comparison as a page: the targets by letter, then each against A."""
+    runs = comparison.runs[0]
+    lines = [_wrapped(f"{chr(65 + i)}  {target.label}") for i, target in enumerate(comparison.targets)]
+    conditions = runs[0].conditions
+    noise = f", noise {conditions.noise} (in {_WHERE[conditions.noise_where]})" if conditions.noise else ""
+    lines.append(_wrapped(f"{len(runs)} interleaved runs each: {workload_text(conditions.workload)}{noise}"))
+    for versus in comparison.results:
+        letter = chr(65 + versus.target)
+        lines += ["", _VERSUS.replace("other", f"{letter:>5}"), *(_versus_row(row, letter) for row in versus.rows)]
+    lines += ["", f"An interval of all ratios {1 - FALSE_ALARMS:.0%} sure together; no verdict where it holds 1."]
+    return "\n".join([*lines, *(_wrapped(f"warning: {text}") for text in comparison.warnings)])
+
+
+def _versus_row(row: Row, letter: str) -> str:
+    values = "".join(f"{_with_unit(v, row.metric.unit):>10}  " for v in (row.base, row.other))
+    if row.ratio is None:
+        return f"{row.metric.name:<16}{values}{'–':>7}"
+    r = row.ratio
+    interval = f"{r.low:.3f} – {r.high:.3f}"
+    said = f"{letter} is {row.verdict}" if row.verdict else "none"
+    return f"{row.metric.name:<16}{values}{r.ratio:>7.3f}  {interval:<17}{said}"
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return "–" if value is None else f"{number(value)} {unit}"

@@ -16,6 +16,7 @@ from llamaops.errors import EngineFailed, UsageError
 
 if TYPE_CHECKING:
     from llamaops.bench.run import Conditions
+    from llamaops.bench.targets import Target
     from llamaops.core.workload import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -140,6 +141,68 @@ def run(target: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
         why = next(iter(measured.figures.failure_examples.values()), None)
         raise EngineFailed("no request succeeded", where=target, why=why)
     return EngineFailed.exit_code if measured.invalid else 0
+
+
+@bench.command()
+@click.argument("targets", nargs=-1, required=True, metavar="A B [C]...")
+@click.option("--pairs", type=click.IntRange(2, 100), default=8, show_default=True,
+              help="Runs of each target; fewer than 4 give no verdict.")
+@click.option("--keep", is_flag=True, help="Start every target once and leave all running.")
+@load_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/bench.md).")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write that document to a file as well.")
+def compare(targets: tuple[str, ...], pairs: int, keep: bool, as_json: bool, out: Path | None, **load: Any) -> int:
+    """Run the targets in turn, A B B A A B …, and say what differs.
+
+    Each target is a profile, a URL or a "cmd:COMMAND LINE" as for bench run; profile values are changed in place with
+    commas after the path: qwen.yaml,placement.nice=-10. Both runs of a pair get the same requests. Ratios are B over A,
+    paired run by run, with a bootstrap interval. There is a verdict only where the interval excludes 1 and the change
+    is at least 1 %; comparing a thing with itself gives one in at most 2 of 100 comparisons. The goodput limits are
+    those of A's profile.
+
+    \b
+    Examples:
+      llamaops bench compare qwen.yaml qwen.yaml,placement.threads=1 --noise cpu:2
+      llamaops bench compare "cmd:llama-server -m q.gguf --port {port}" \\
+        "cmd:nice -n -20 llama-server -m q.gguf --port {port}" qwen.yaml
+
+    Exit codes: 0 compared, whatever came out · 2 usage · 69, 70, 75, 77, 78 a target did not start or did not answer ·
+    130 interrupted.
+    """
+    from llamaops.bench.compare import as_comparison, compare_targets
+    from llamaops.bench.table import comparison_text
+
+    if len(targets) < 2:
+        raise UsageError("nothing to compare with", fix="name two targets or more: llamaops bench compare A B")
+    signal.signal(signal.SIGTERM, terminate)
+    named = [_with_overrides(text) for text in targets]
+    conditions = make_conditions(load, named[0].profile_slo())
+    comparison = compare_targets(named, conditions, pairs, keep=keep, on_run=_say_run(len(named) * pairs))
+    document = as_comparison(comparison)
+    click.echo(json.dumps(document) if as_json else comparison_text(comparison))
+    if out is not None:
+        out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _with_overrides(text: str) -> Target:
+    """Read a target; after a profile's path, commas bring its overrides: ``qwen.yaml,placement.threads=2``."""
+    from llamaops.bench.targets import parse_target
+
+    if text.startswith(("cmd:", "http://", "https://")):
+        return parse_target(text)
+    path, *overrides = text.split(",")
+    return parse_target(path, overrides)
+
+
+def _say_run(total: int) -> Callable[[int, int], None]:
+    shown = sys.stderr.isatty()
+
+    def say(number: int, target: int) -> None:
+        if shown:
+            click.echo(f"\r\x1b[Krun {number + 1} of {total}: {chr(65 + target)}", nl=number + 1 == total, err=True)
+
+    return say
 
 
 def make_conditions(load: dict[str, Any], slo: tuple[float, float] | None) -> Conditions:

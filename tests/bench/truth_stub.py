@@ -61,8 +61,9 @@ class Connection(asyncio.Protocol):
             await self.stream(ask["max_tokens"], number, fail, received)
 
     async def stream(self, count: int, number: int, fail: str | None, received: float) -> None:
-        self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        self.event({"choices": [{"index": 0, "finish_reason": None, "delta": {"role": "assistant", "content": None}}]})
+        self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                             b"Transfer-Encoding: chunked\r\n\r\n")
+        self.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]})
         rng, sent = random.Random(number), list[float]()
         count = 0 if fail == "empty" else count
         due = clock() + self.o.slow * self.o.prefill_ms / 1e3
