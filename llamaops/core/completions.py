@@ -23,6 +23,11 @@ _TEXT: dict[Family, re.Pattern[bytes]] = {
     "responses": re.compile(rb'"delta"\s*:\s*"[^"]'),
     "messages": re.compile(rb'"(?:text|thinking|partial_json)"\s*:\s*"[^"]'),
 }
+# How llama-server writes the commonest of them: found several times faster than by the pattern.
+_USUAL: dict[Family, bytes] = {
+    "chat": b'"content":"', "completions": b'"text":"', "native": b'"content":"', "responses": b'"delta":"',
+    "messages": b'"text":"',
+}
 _FLAT = rb"(\{(?:[^{}]|\{[^{}]*\})*\})"
 _USAGE = re.compile(rb'"usage"\s*:\s*' + _FLAT)
 _TIMINGS = re.compile(rb'"timings"\s*:\s*' + _FLAT)
@@ -97,11 +102,12 @@ class StreamReader:
     ``gap`` is called with the seconds between two events with text; ``first_text_at`` is on the clock of ``feed``.
     """
 
-    __slots__ = ("_decoder", "_gap", "_head", "_last", "_text", "events", "first_text_at", "last_text_at")
+    __slots__ = ("_decoder", "_gap", "_head", "_last", "_text", "_usual", "events", "first_text_at", "last_text_at")
 
     def __init__(self, family: Family, gap: Callable[[float], None]) -> None:
         self._decoder = SSEDecoder()
         self._text = _TEXT[family]
+        self._usual = _USUAL[family]
         self._gap = gap
         self._head = b""  # the first event: messages counts the prompt there, responses says its id
         self._last = b""  # what is not text: counts and finish are in the last of these
@@ -121,7 +127,7 @@ class StreamReader:
 
     def _take(self, event: Event, now: float) -> None:
         self.events += 1
-        if self._text.search(event.data):
+        if self._has_text(event.data):
             if self.first_text_at is None:
                 self.first_text_at = now
             else:
@@ -131,6 +137,12 @@ class StreamReader:
         if not self._head:
             self._head = event.data
         self._last = (self._last + b"\n" + event.data)[-_TAIL:]
+
+    def _has_text(self, data: bytes) -> bool:
+        at = data.find(self._usual)
+        if at >= 0 and data[at + len(self._usual)] != 0x22:
+            return True
+        return self._text.search(data) is not None
 
     def counts(self) -> Counts:
         """Return what the stream has said so far about tokens and its end."""

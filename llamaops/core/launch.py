@@ -116,6 +116,9 @@ def _by_version(plan: Plan, engine: Engine | None) -> list[str]:
         (("--jinja",),),
         *_load_mode(plan.memory),
     ]
+    if plan.memory.checkpoints is not None:
+        choices.append((("--ctx-checkpoints", str(plan.memory.checkpoints)),
+                        ("--swa-checkpoints", str(plan.memory.checkpoints))))
     if plan.serving.embeddings:
         choices.append((("--embeddings",), ("--embedding",)))
     if engine is not None and engine.openmp is None:

@@ -19,8 +19,11 @@ BYTES_PER_VALUE = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 PROCESS_BYTES = 24 * MIB
 """Code, thread stacks and HTTP server of llama-server b11434, measured as resident size less all named buffers."""
 
-VOCAB_BYTES = 256
-"""Per vocabulary entry: token texts, merges and their hash tables; measured between 150 and 250."""
+VOCAB_BYTES = 320
+"""Per vocabulary entry: token texts, merges and their hash tables; measured 260 (49 k entries) and 310 (152 k)."""
+
+CHECKPOINTS = 4
+"""Saved states per slot of models with a sliding window; llama-server's default of 32 is gigabytes on four slots."""
 
 MAX_PROMPT_CACHE = 512 * MIB
 MIN_CONTEXT = 512
@@ -30,10 +33,12 @@ REPACKED = ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "Q2_K")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory sum in bytes; ``available_bytes`` None where unknown. ``process_bytes`` is code, stacks and
-    vocabulary.
+    """The memory sum in bytes; ``available_bytes`` None where unknown.
 
-    ``mmap`` tells whether weights are mapped from the file; without it each tensor is in memory once only.
+    ``process_bytes`` is code, stacks and vocabulary. ``repack_bytes`` is the most that a second copy of the weights in
+    the CPU's own layout takes beside the mapped file. ``mmap`` tells whether weights are mapped from the file; without
+    it each tensor is in memory once only. ``checkpoints`` is the number of saved states per slot, counted in
+    ``kv_bytes``; None where the model needs none.
     """
 
     weights_bytes: int
@@ -44,7 +49,9 @@ class Memory:
     available_bytes: int | None
     lock: bool = False
     process_bytes: int = 0
+    repack_bytes: int = 0
     mmap: bool = True
+    checkpoints: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +108,17 @@ def process_bytes(model: Model | None) -> int:
     return PROCESS_BYTES + VOCAB_BYTES * ((model.vocab or 0) if model else 0)
 
 
-def weights_bytes(model: Model | None, *, mmap: bool) -> int:
-    """Return the weights' resident size: mapped weights that are repacked at load are in memory twice."""
-    if model is None:
+def repack_bytes(model: Model | None, *, mmap: bool) -> int:
+    """Return the most that repacked weights take beside the mapped file, which stays resident as it was read."""
+    doubled = model is not None and mmap and model.quant is not None and model.quant.upper().startswith(REPACKED)
+    return model.size_bytes if model and doubled else 0
+
+
+def checkpoint_bytes(model: Model | None, slots: int, ubatch: int, type_k: str, type_v: str) -> int:
+    """Return the saved states of a model with a sliding window: its window's KV, `CHECKPOINTS` times per slot."""
+    if model is None or not model.sliding_window:
         return 0
-    doubled = mmap and model.quant is not None and model.quant.upper().startswith(REPACKED)
-    return model.size_bytes * 2 if doubled else model.size_bytes
+    return CHECKPOINTS * slots * kv_bytes(model, model.sliding_window + ubatch, type_k, type_v)
 
 
 def least_bytes(model: Model | None, context: int) -> int | None:
@@ -119,13 +131,18 @@ def least_bytes(model: Model | None, context: int) -> int | None:
 
 def sum_memory(model: Model | None, sizes: Sizes, available: int | None, *, lock: bool) -> Memory:
     """Add up what ``sizes`` need."""
-    cells = sizes.slots * sizes.context
-    weights = weights_bytes(model, mmap=sizes.mmap)
-    kv = kv_bytes(model, cells, sizes.kv_type_k, sizes.kv_type_v)
-    compute = compute_bytes(model, sizes.ubatch, sizes.context, sizes.slots)
-    cache, process = sizes.prompt_cache_mib * MIB, process_bytes(model)
-    return Memory(weights, kv, compute, cache, weights + kv + compute + cache + process, available, lock, process,
-                  sizes.mmap)
+    types = sizes.kv_type_k, sizes.kv_type_v
+    parts = {
+        "weights_bytes": model.size_bytes if model else 0,
+        "kv_bytes": kv_bytes(model, sizes.slots * sizes.context, *types)
+        + checkpoint_bytes(model, sizes.slots, sizes.ubatch, *types),
+        "compute_bytes": compute_bytes(model, sizes.ubatch, sizes.context, sizes.slots),
+        "prompt_cache_bytes": sizes.prompt_cache_mib * MIB,
+        "process_bytes": process_bytes(model),
+        "repack_bytes": repack_bytes(model, mmap=sizes.mmap),
+    }
+    return Memory(**parts, total_bytes=sum(parts.values()), available_bytes=available, lock=lock, mmap=sizes.mmap,
+                  checkpoints=CHECKPOINTS if model and model.sliding_window else None)
 
 
 def auto_prompt_cache_mib(model: Model | None, context: int, available: int | None) -> int:
@@ -229,8 +246,9 @@ def memory_table(memory: Memory) -> str:
     """Return the sum as aligned lines with units."""
     rows = [("weights", memory.weights_bytes), ("KV cache", memory.kv_bytes), ("compute buffers", memory.compute_bytes),
             ("prompt cache, at most", memory.prompt_cache_bytes), ("process and vocabulary", memory.process_bytes),
+            ("repacked weights, at most", memory.repack_bytes),
             ("sum", memory.total_bytes), ("available", memory.available_bytes)]
-    return "\n".join(f"{name:<24}{format_bytes(value):>12}" for name, value in rows)
+    return "\n".join(f"{name:<28}{format_bytes(value):>12}" for name, value in rows)
 
 
 def format_bytes(value: int | None) -> str:

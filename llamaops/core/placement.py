@@ -224,15 +224,17 @@ def _wanted(section: PlacementSection, host: Host, pool: CpuSet, findings: Findi
 
 def _reserved_core(section: PlacementSection, host: Host, usable: CpuSet, decode: CpuSet,
                    real_time: bool) -> CpuSet | None:
-    """Return the core decode gives up: for housekeeping on large machines, or because real time needs one CPU left
-    free.
+    """Return what decode gives up: a core for housekeeping on large machines, or what real time must leave free.
 
     Nothing is given up when decode leaves usable CPUs anyway (E cores, SMT siblings, other nodes).
     """
-    if usable - decode or len(found := cores(host, decode)) < 2:
+    found = cores(host, decode)
+    if usable - decode or len(decode) < 2:
         return None
+    if real_time:
+        return found[0] if len(found) > 1 else CpuSet({min(decode)})
     many = len(found) >= RESERVE_FROM_CORES and section.housekeeping == "auto"
-    return found[0] if real_time or many else None
+    return found[0] if many else None
 
 
 def _cpus_reason(section: PlacementSection, host: Host, pool: CpuSet, decode: CpuSet, reserved: CpuSet | None,
@@ -261,10 +263,6 @@ def _threads(section: PlacementSection, host: Host, cpus: CpuSet, cap: float, fi
     batch = threads if section.threads_batch == "auto" else section.threads_batch
     findings.because("placement.threads_batch", "as decode" if section.threads_batch == "auto" else "as the profile "
                                                                                                     "says")
-    for name, value in (("threads", threads), ("threads_batch", batch)):
-        if value < 1:
-            raise WrongProfile(f"{value} is no number of threads", where=f"placement.{name}",
-                               why="llama-server reads 0 and less as all logical CPUs", fix="give 1 or more, or auto")
     return threads, batch
 
 

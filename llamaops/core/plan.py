@@ -237,8 +237,9 @@ def plan_json(profile: Profile, host: Host, model: Model | None, engine: Engine 
                     "kv_type_k": s.kv_type_k, "kv_type_v": s.kv_type_v, "embeddings": s.embeddings},
         "memory": {
             "weights_bytes": m.weights_bytes, "kv_bytes": m.kv_bytes, "compute_bytes": m.compute_bytes,
-            "prompt_cache_bytes": m.prompt_cache_bytes, "process_bytes": m.process_bytes, "total_bytes": m.total_bytes,
-            "available_bytes": m.available_bytes, "lock": m.lock, "mmap": m.mmap},
+            "prompt_cache_bytes": m.prompt_cache_bytes, "process_bytes": m.process_bytes,
+            "repack_bytes": m.repack_bytes, "total_bytes": m.total_bytes, "available_bytes": m.available_bytes,
+            "lock": m.lock, "mmap": m.mmap},
         "launch": None if spec is None else {"argv": list(spec.argv), "env": spec.visible_env()},
         "reasons": [{"what": reason.what, "text": reason.text} for reason in planned.reasons],
         "notes": [{"level": note.level, "code": note.code, "text": note.text} for note in planned.notes],

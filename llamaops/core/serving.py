@@ -8,7 +8,6 @@ from llamaops.core.model import Model
 from llamaops.core.notes import Findings
 from llamaops.core.profile import Profile
 from llamaops.core.topology import Host
-from llamaops.errors import WrongProfile
 
 MAX_AUTO_SLOTS = 4
 MAX_UBATCH = 512
@@ -60,9 +59,6 @@ def choose_context(profile: Profile, model: Model | None, findings: Findings) ->
 def choose_slots(profile: Profile, threads: int, findings: Findings) -> int:
     """Return how many requests are answered at once: two for each decode thread, at most four, unless told."""
     if profile.serve.slots != "auto":
-        if profile.serve.slots < 1:
-            raise WrongProfile(f"{profile.serve.slots} slots can't serve", where="serve.slots", fix="give 1 or more, "
-                                                                                                    "or auto")
         findings.because("serving.slots", "as the profile says")
         return profile.serve.slots
     slots = min(MAX_AUTO_SLOTS, 2 * threads)

@@ -23,10 +23,11 @@ class SSEDecoder:
     Lines end at LF, CR or CRLF and at nothing else: U+2028, U+0085 and their like are ordinary text.
     """
 
-    __slots__ = ("_after_cr", "_data", "_fresh", "_length", "_limit", "_line", "_open", "_room", "_type")
+    __slots__ = ("_after_cr", "_data", "_fresh", "_idle", "_length", "_limit", "_line", "_open", "_room", "_type")
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self._limit = limit
+        self._idle = False  # nothing is pending of what came before, not even half a CRLF or a BOM
         self._fresh = True  # no line has ended yet: the first may start with a BOM
         self._after_cr = False  # an LF that comes next belongs to the CR before it
         self._line = bytearray()  # what is kept of the line that has not ended
@@ -46,27 +47,18 @@ class SSEDecoder:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that ``chunk`` completes, in order."""
-        if chunk[-2:] == b"\n\n" and self._plain(chunk):
-            return self._feed_blocks(chunk)
-        return self._feed_lines(chunk)
-
-    def _plain(self, chunk: bytes) -> bool:
-        """Whether ``chunk`` is whole events with LF endings and nothing is pending: how engines nearly always write."""
-        return (
-            not (self._open or self._length or self._after_cr or self._fresh)
+        # One whole event of one line: how engines nearly always write, and the only case that is met once a token.
+        if (
+            self._idle
+            and chunk.find(b"\n") == len(chunk) - 2
+            and chunk[-1:] == b"\n"
+            and chunk[:6] == b"data: "
             and b"\r" not in chunk
             and len(chunk) <= self._limit
-        )
-
-    def _feed_blocks(self, chunk: bytes) -> list[Event]:
-        events: list[Event] = []
-        for block in chunk[:-2].split(b"\n\n"):
-            if block[:6] == b"data: " and b"\n" not in block:
-                events.append(Event(b"message", block[6:]))
-                continue
-            for line in block.split(b"\n"):
-                self._end_line(line, events)
-            self._end_line(b"", events)
+        ):
+            return [Event(b"message", chunk[6:-2])]
+        events = self._feed_lines(chunk)
+        self._idle = not (self._open or self._length or self._after_cr or self._fresh)
         return events
 
     def _feed_lines(self, chunk: bytes) -> list[Event]:
