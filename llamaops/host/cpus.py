@@ -13,17 +13,26 @@ NODE = "sys/devices/system/node"
 
 
 def read_online(root: Root) -> CpuSet | None:
-    """Return the CPUs that are online: sysfs, else the processors that ``/proc/cpuinfo`` lists."""
-    online = root.cpus(f"{CPU}/online")
-    if online:
+    """Return the CPUs that are online: sysfs's list, else those it shows a topology for, else those of ``cpuinfo``.
+
+    The topology folder is there only while a CPU is online (Documentation/admin-guide/cputopology.rst).
+    """
+    if online := root.cpus(f"{CPU}/online"):
         return online
+    found = CpuSet(cpu for cpu in _numbered(root, CPU, "cpu") if root.is_dir(f"{CPU}/cpu{cpu}/topology"))
     listed = re.findall(r"^processor\s*:\s*(\d+)\s*$", root.text("proc/cpuinfo") or "", re.MULTILINE)
-    return CpuSet(int(cpu) for cpu in listed) or None
+    return found or CpuSet(int(cpu) for cpu in listed) or None
+
+
+def _numbered(root: Root, folder: str, prefix: str) -> list[int]:
+    """Return the numbers of the folders named ``cpu0``, ``cpu1`` …"""
+    names = root.names(folder)
+    return sorted(int(name[len(prefix):]) for name in names if re.fullmatch(rf"{prefix}\d{{1,5}}", name))
 
 
 def read_cpus(root: Root, online: CpuSet | None, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
     """Describe every CPU that sysfs has a folder for; without sysfs, the online ones by number alone."""
-    found = {int(name[3:]) for name in root.names(CPU) if re.fullmatch(r"cpu\d+", name)}
+    found = set(_numbered(root, CPU, "cpu"))
     performance = root.cpus("sys/devices/cpu_core/cpus")
     node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
     return tuple(_read_cpu(root, cpu, performance, node_of.get(cpu)) for cpu in sorted(found | (online or CpuSet())))
@@ -56,8 +65,7 @@ def _last_level_cache(root: Root, folder: str) -> CpuSet | None:
 
 def read_nodes(root: Root) -> tuple[Node, ...]:
     """Describe the NUMA nodes, those without CPUs included."""
-    found = sorted(int(name[4:]) for name in root.names(NODE) if re.fullmatch(r"node\d+", name))
-    return tuple(_read_node(root, node) for node in found)
+    return tuple(_read_node(root, node) for node in _numbered(root, NODE, "node"))
 
 
 def _read_node(root: Root, node: int) -> Node:
