@@ -26,6 +26,7 @@ STRONGEST_WEIGHT = 10000
 STOP_MARGIN_S = 10
 DYNAMIC_USER = "llamaops"
 """Units with one User= name share the dynamic user, and so the cache and runtime folders (systemd.exec(5))."""
+KEYS_CREDENTIAL = "api_keys"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@^~")
 
 
@@ -72,6 +73,15 @@ def escape_path(path: str) -> str:
     return _specifiers(path) if _PLAIN.issuperset(path) else f"{quote}{_specifiers(path)}{quote}"
 
 
+def escape_rest(text: str) -> str:
+    """Return text that runs to the end of a line without being unquoted, such as the path of ``LoadCredential=``."""
+    _refuse_unwritable(text)
+    if text != text.strip() or text.endswith("\\"):
+        raise WrongProfile("a unit can't name this path", where=text, fix="move it to a plainer path",
+                           why="it starts or ends with a space, or ends with a backslash")
+    return _specifiers(text)
+
+
 def _specifiers(text: str) -> str:
     return text.replace("%", "%%")
 
@@ -113,18 +123,14 @@ def render_unit(
     need be fetched; ``overrides`` are handed on as ``--set``. Where a version is unknown, systemd 247 and cgroup v2 are
     assumed.
     """
-    keys = profile.serve.api_keys
-    site = [executable, profile_path, engine_path, cache, keys.file if keys else None, *reads]
-    paths = [path for path in site if path]
-    argv = [executable, "up", profile_path, "--no-build"]
-    if offline:
-        argv.append("--offline")
-    if engine_path:
-        argv += ["--set", f"engine.path={_yaml(engine_path)}"]
-    for assignment in overrides:
-        argv += ["--set", assignment]
-    context = {"unit": unit_name(profile), "name": profile.name, "user": user, "argv": argv}
-    context |= _account(profile, user, run_as, cache) | _life(profile, systemd_version) | _memory(profile, plan, user)
+    account = _account(profile, user, run_as, cache)
+    argv = [executable, "up", profile_path, "--no-build", *(["--offline"] if offline else [])]
+    settings = [f"engine.path={_yaml(engine_path)}"] if engine_path else []
+    for setting in (*settings, *overrides, *account["settings"]):
+        argv += ["--set", setting]
+    paths = [path for path in (executable, profile_path, engine_path, cache, account["keys_file"], *reads) if path]
+    context = {"unit": unit_name(profile), "name": profile.name, "user": user, "argv": argv} | account
+    context |= _life(profile, systemd_version) | _memory(profile, plan, user)
     context |= _cpu(plan, user, cgroup_version) | _sandbox(profile, paths)
     return _template().render(context)
 
@@ -135,7 +141,12 @@ def _yaml(text: str) -> str:
 
 def _account(profile: Profile, user: bool, run_as: str | None, cache: str | None) -> dict[str, Any]:
     keys = profile.serve.api_keys
+    # A dynamic user can't own a private file: the manager reads it and hands over a copy.
+    handed = keys.file if keys and run_as is None and not user else None
     return {
+        "credential": handed,
+        "settings": [f"serve.api_keys.file=${{CREDENTIALS_DIRECTORY}}/{KEYS_CREDENTIAL}"] if handed else [],
+        "keys_file": keys.file if keys and not handed else None,
         "dynamic": run_as is None,
         "run_as": run_as or DYNAMIC_USER,
         # systemd hands the folders to the account of the unit that started last: one set per account.
@@ -151,6 +162,7 @@ def _life(profile: Profile, version: int | None) -> dict[str, Any]:
     limits = profile.supervise
     return {
         "growing_delay": version is not None and version >= 254,
+        "reload_by_type": version is not None and version >= 253,
         "stop_seconds": math.ceil(limits.drain_timeout_s + limits.stop_grace_s) + STOP_MARGIN_S,
     }
 
@@ -225,5 +237,5 @@ def _template() -> Template:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - units are not HTML; every value goes through a filter below
     )
-    environment.filters |= {"exec": escape_exec, "value": escape_value, "path": escape_path}
+    environment.filters |= {"exec": escape_exec, "value": escape_value, "path": escape_path, "rest": escape_rest}
     return environment.get_template("service.j2")

@@ -208,7 +208,7 @@ def test_the_unit_follows_the_plan() -> None:
     for kind in ("Runtime", "Cache", "State"):
         assert values(text, f"{kind}Directory") == ["llamaops"]
     assert text.index("StartLimitBurst") < text.index("[Service]") < text.index("RestrictRealtime=yes")
-    assert "$" not in re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
+    assert "$" not in re.sub(r"^(#.*|ExecReload=.*)$", "", text, flags=re.MULTILINE)
 
 
 def test_cpus_of_the_unit_leave_room_for_the_relay() -> None:
@@ -267,6 +267,32 @@ def test_keys_from_the_environment_come_from_a_file_of_their_own() -> None:
     assert values(render(profile), "EnvironmentFile") == ["/etc/llamaops/quickstart.env"]
     assert values(render(), "EnvironmentFile") == ["-/etc/llamaops/quickstart.env"]
     assert unit_name(profile) == "llamaops-quickstart.service"
+
+
+def test_a_dynamic_user_is_handed_the_private_key_file() -> None:
+    profile = example("quickstart", "  api_keys: {file: /root/my 100% keys.txt}\n")
+    text = render(profile)
+    assert values(text, "LoadCredential") == ["api_keys:/root/my 100%% keys.txt"]
+    assert "--set serve.api_keys.file=$${CREDENTIALS_DIRECTORY}/api_keys" in text.replace('"', "")
+    assert values(text, "ProtectHome") == ["yes"]
+    for site in ({"run_as": "ana"}, {"user": True}):
+        assert not values(render(profile, **site), "LoadCredential")
+        assert "CREDENTIALS" not in render(profile, **site)
+    with pytest.raises(WrongProfile):
+        render(example("quickstart", "  api_keys: {file: 'keys '}\n"))
+
+
+def test_the_key_file_of_the_credential_is_the_one_that_is_read() -> None:
+    setting = "serve.api_keys.file=${CREDENTIALS_DIRECTORY}/api_keys"
+    profile = parse_profile("model: {source: 'path:m'}", stem="x", base=Path("/etc"), overrides=[setting],
+                            environ={"CREDENTIALS_DIRECTORY": "/run/credentials/x"})
+    assert profile.serve.api_keys and profile.serve.api_keys.file == "/run/credentials/x/api_keys"
+
+
+def test_reload_is_a_signal_that_systemd_waits_for() -> None:
+    assert values(render(systemd_version=253), "Type") == ["notify-reload"]
+    assert values(render(systemd_version=252), "Type") == ["notify"]
+    assert values(render(systemd_version=252), "ExecReload") == ["/bin/kill -HUP $MAINPID"]
 
 
 def test_a_pinned_engine_survives_yaml() -> None:
