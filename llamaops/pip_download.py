@@ -111,7 +111,10 @@ def _failure(what: str, done: Done, said: str, error: type[Unavailable]) -> Llam
         return TryAgain(f"can't reach the package index for {what}", why=_last_error(done.tail),
                         fix="check the network, the proxy and pip's index setting, then run the same command again")
     versions = re.search(r"from versions: ([^)]*)\)", said)
-    known = f"the index has: {versions[1][-200:]}" if versions and versions[1] != "none" else _last_error(done.tail)
+    known = _last_error(done.tail)
+    if versions:
+        none = "the index knows no file of it for this Python (or could not be reached)"
+        known = none if versions[1] == "none" else f"the index has: {versions[1][-200:]}"
     return error(f"can't fetch {what}", why=known, detail=done.tail,
                  fix="check name and version, and the index pip is configured for: pip config list")
 

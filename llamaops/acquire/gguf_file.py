@@ -22,11 +22,11 @@ def read_model(path: Path, *, source: str | None = None, sha256: str | None = No
     Milliseconds whatever the size, no tensor data is read. Raises ModelUnavailable when the file is missing,
     unreadable, truncated or not a GGUF, naming what it is instead.
     """
-    header, size = _read_header(path)
-    model = _model(header, path, size, source, sha256)
     first, *others = part_names(path.name)
     if path.name != first:
         _refuse(path, "it is one part of a split model", f"give the first part: {first}")
+    header, size = _read_header(path)
+    model = _model(header, path, size, source, sha256)
     for name in others:
         more, more_size = _read_header(path.with_name(name))
         model = replace(model, size_bytes=model.size_bytes + more_size,

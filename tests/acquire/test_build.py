@@ -319,4 +319,5 @@ def test_the_shipped_recipe_is_pinned() -> None:
     shipped = recipes.load_recipe({})
     assert shipped.build == 11434
     assert all(source.kind == "path" or source.sha256 for source in shipped.sources)
-    assert {f"llama-{tool}" for tool in ("server", "quantize", "bench", "imatrix", "perplexity")} <= set(shipped.targets)
+    tools = {target.removeprefix("llama-") for target in shipped.targets}
+    assert tools >= {"server", "quantize", "bench", "imatrix", "perplexity"}

@@ -1,0 +1,142 @@
+"""GGUF files on disk: folders, split models, checksums, big files, and many broken headers."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import resource
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from gguf_bytes import gguf
+
+from llamaops.acquire.gguf_file import cached_models, find_gguf, read_model
+from llamaops.core.gguf_header import HeaderError, parse_header
+from llamaops.errors import ModelUnavailable
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def test_facts_and_origin(tmp_path: Path) -> None:
+    path = put(tmp_path / "m.gguf", gguf())
+    model = read_model(path, source="path:m.gguf", sha256="ab")
+    assert (model.path, model.size_bytes) == (str(path), len(gguf()))
+    assert (model.source, model.sha256, model.quant) == ("path:m.gguf", "ab", "Q4_K_M")
+
+
+def test_a_large_file_with_a_large_vocabulary_is_read_quickly(tmp_path: Path) -> None:
+    fields = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.tokens": [f"token{i}" for i in range(150_000)],
+        "tokenizer.ggml.merges": [f"a b{i}" for i in range(150_000)],
+    }
+    path = put(tmp_path / "m.gguf", gguf(fields))
+    with path.open("r+b") as file:
+        file.truncate(100 << 20)
+    started = time.process_time()
+    model = read_model(path)
+    assert time.process_time() - started < 0.5
+    assert model.vocab == 150_000
+
+
+def test_split_models(tmp_path: Path) -> None:
+    first = put(tmp_path / "m-00001-of-00002.gguf", gguf())
+    with pytest.raises(ModelUnavailable, match=r"(?s)00002-of-00002.*no such file"):
+        read_model(first)
+    second = put(tmp_path / "m-00002-of-00002.gguf", gguf({"split.no": 1}))
+    model = read_model(first)
+    assert model.size_bytes == first.stat().st_size + second.stat().st_size
+    assert model.parameters == 2 * parse_header(gguf()).parameters
+    with pytest.raises(ModelUnavailable, match=r"(?s)one part.*m-00001-of-00002"):
+        read_model(second)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "empty"),
+        (gguf()[:-40], "truncated"),
+        (b"<html>", "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"PK\x03\x04rest", "zip"),
+    ],
+)
+def test_refusals_name_file_and_reason(tmp_path: Path, data: bytes, says: str) -> None:
+    path = put(tmp_path / "m.gguf", data)
+    with pytest.raises(ModelUnavailable) as caught:
+        read_model(path)
+    assert caught.value.where == str(path)
+    assert says in str(caught.value.why)
+
+
+def test_no_file_and_a_folder_given_as_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match="no such file"):
+        read_model(tmp_path / "none.gguf")
+    with pytest.raises(ModelUnavailable, match="directory"):
+        read_model(tmp_path)
+
+
+def test_the_only_model_of_a_folder(tmp_path: Path) -> None:
+    put(tmp_path / "mmproj-m.gguf", gguf())
+    model = put(tmp_path / "m-Q4_K_M.gguf", gguf())
+    assert find_gguf(tmp_path) == model
+    put(tmp_path / "m-Q8_0.gguf", gguf())
+    with pytest.raises(ModelUnavailable, match=r"(?s)several models.*m-Q4_K_M.gguf \(0 MiB\), m-Q8_0.gguf"):
+        find_gguf(tmp_path)
+
+
+def test_folders_without_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"no \*\.gguf"):
+        find_gguf(tmp_path)
+    put(tmp_path / "model.safetensors", b"x")
+    with pytest.raises(ModelUnavailable, match=r"(?s)safetensors but no GGUF.*ready GGUF"):
+        find_gguf(tmp_path)
+
+
+def test_a_name_that_is_nearly_right(tmp_path: Path) -> None:
+    put(tmp_path / "m.gguf", gguf())
+    with pytest.raises(ModelUnavailable, match=r"(?s)no such model file.*the folder has: m.gguf"):
+        find_gguf(tmp_path / "n.gguf")
+
+
+def test_checksum(tmp_path: Path) -> None:
+    path = put(tmp_path / "m.gguf", gguf())
+    assert find_gguf(path, sha256=hashlib.sha256(gguf()).hexdigest().upper()) == path
+    with pytest.raises(ModelUnavailable, match="wrong checksum"):
+        find_gguf(path, sha256="0" * 64)
+
+
+def test_cached_models_skip_what_is_half_written_or_broken(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "m.gguf", gguf())
+    put(tmp_path / "a" / ".n.gguf", gguf())
+    put(tmp_path / "a" / "broken.gguf", b"no")
+    assert [Path(m.path).name for m in cached_models([tmp_path, tmp_path / "none"])] == ["m.gguf"]
+
+
+def test_ten_thousand_mutated_headers_never_crash_or_grow() -> None:
+    whole, rng = gguf(), random.Random(6)
+    before, named, read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0, 0
+    for _ in range(10_000):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 8)):
+            at = rng.randrange(4, len(data) - 8)
+            if rng.random() < 0.4:
+                data[at : at + 8] = struct.pack("<Q", rng.choice((0, 2**31, 2**32 - 1, 2**63, 2**64 - 1, 10**9)))
+            else:
+                data[at] = rng.randrange(256)
+        if rng.random() < 0.1:
+            del data[rng.randrange(4, len(data)) :]
+        try:
+            parse_header(bytes(data))
+            read += 1
+        except HeaderError as exc:
+            assert str(exc)
+            named += 1
+    assert min(named, read) > 100, "the mutations reach both outcomes"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000, "KiB"
