@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llamaops.acquire import gguf_file, locate
+from llamaops.acquire import calibrate, gguf_file, locate
 from llamaops.core.engine import Engine
-from llamaops.core.launch import LaunchSpec, launch
+from llamaops.core.launch import LaunchSpec, environment, launch, wrappers
 from llamaops.core.model import Model
 from llamaops.core.plan import Note, Plan, plan, plan_json
 from llamaops.core.profile import Profile, parse_profile
 from llamaops.core.progress import NoProgress, Progress
+from llamaops.core.serving import Calibration
 from llamaops.core.source import HubSource, PathSource, WheelSource, parse_source
 from llamaops.core.topology import Host
 from llamaops.dirs import find_dirs
@@ -133,7 +134,18 @@ def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, off
     engine = acquire_engine(profile, progress, may_build=may_build)
     model = acquire_model(profile, engine, progress, offline=offline)
     host = probe_host()
-    return Planned(profile, host, model, engine, plan(profile, host, model, engine))
+    planned = plan(profile, host, model, engine)
+    rates = _rates(profile, host, model, engine, planned, progress)
+    return Planned(profile, host, model, engine, plan(profile, host, model, engine, rates) if rates else planned)
+
+
+def _rates(profile: Profile, host: Host, model: Model, engine: Engine, planned: Plan,
+           progress: Progress) -> Calibration | None:
+    """Return the rates that the batch size follows from, measured the first time; None where nothing follows."""
+    if planned.serving.slots == 1 or planned.serving.embeddings:
+        return None
+    chain, env = wrappers(planned.placement, host.tools), environment(planned.placement, profile, engine, os.environ)
+    return calibrate.calibrate(engine, model, planned.placement, chain, env, find_dirs(os.environ).cache, progress)
 
 
 def plan_only(profile: Profile, host_root: Path | None = None) -> Planned:
@@ -145,6 +157,9 @@ def plan_only(profile: Profile, host_root: Path | None = None) -> Planned:
     model, model_note = _if_here("model", lambda: _model_here(profile, engine))
     host = probe_host(host_root or "/")
     planned = plan(profile, host, model, engine)
+    if host_root is None and engine is not None and model is not None:
+        rates = calibrate.find_calibration(engine, model, planned.placement, find_dirs(os.environ).cache)
+        planned = plan(profile, host, model, engine, rates) if rates else planned
     notes = tuple(n for n in (engine_note, model_note) if n)
     return Planned(profile, host, model, engine, replace(planned, notes=notes + planned.notes))
 

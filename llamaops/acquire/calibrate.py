@@ -1,0 +1,151 @@
+"""How fast this engine reads and writes with this model on these CPUs: measured once by llama-bench, then remembered.
+
+Only a quiet machine is measured: rates taken beside other work would be too low for ever after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamaops.cache import locked, read_json, write_json
+from llamaops.child import run
+from llamaops.core.cpuset import CpuSet
+from llamaops.core.engine import Engine
+from llamaops.core.model import Model
+from llamaops.core.plan import Placement
+from llamaops.core.progress import Progress
+from llamaops.core.serving import Calibration
+
+PROMPT_TOKENS = 128
+GENERATED_TOKENS = 16
+BATCH = 64
+"""Prefill is measured in batches of about the size that an inter-token budget leads to; larger ones run faster."""
+REPEATS = 3
+LOOK_S = 0.1
+BUSY_SHARE = 0.15
+"""Share of the planned CPUs used by others from which on a measurement says more about them than about the engine."""
+
+
+def find_calibration(engine: Engine, model: Model, placement: Placement, cache: Path) -> Calibration | None:
+    """Return what was measured for exactly this engine, model and placement, None where nothing was."""
+    kept = read_json(_file(engine, model, placement, cache))
+    with suppress(KeyError, TypeError, ValueError):
+        return Calibration(float(kept["prefill_tok_s"]), float(kept["decode_tok_s"]))
+    return None
+
+
+def calibrate(engine: Engine, model: Model, placement: Placement, wrappers: Sequence[str], env: Mapping[str, str],
+              cache: Path, progress: Progress, cancel: threading.Event | None = None) -> Calibration | None:
+    """Return the rates of prefill and decode, measured the first time under the planned wrappers and environment.
+
+    Takes a few seconds once. None, and nothing is remembered, where other work keeps the CPUs busy, there is no
+    llama-bench beside the engine, or it fails.
+    """
+    if (kept := find_calibration(engine, model, placement, cache)) is not None:
+        return kept
+    tool = Path(engine.path).with_name("llama-bench")
+    if not tool.is_file():
+        return None
+    file = _file(engine, model, placement, cache)
+    with locked(file.with_suffix(".lock"), lambda: progress.say("another llamaops measures; waiting"), cancel):
+        if (kept := find_calibration(engine, model, placement, cache)) is not None:
+            return kept
+        found = _measure_quiet(tool, model, placement, wrappers, env, progress, cancel)
+        if found is not None:
+            write_json(file, {"prefill_tok_s": found.prefill_tok_s, "decode_tok_s": found.decode_tok_s,
+                              "engine": engine.version, "model": model.path, "threads": placement.threads})
+        return found
+
+
+def _measure_quiet(tool: Path, model: Model, placement: Placement, wrappers: Sequence[str], env: Mapping[str, str],
+                   progress: Progress, cancel: threading.Event | None) -> Calibration | None:
+    """Measure unless others use the CPUs, before or meanwhile."""
+    before = _Usage.now(placement.cpus)
+    time.sleep(LOOK_S)  # a look at the load needs a span of time to look at
+    begun = _Usage.now(placement.cpus)
+    if begun.foreign_since(before) > BUSY_SHARE:
+        progress.say("other work keeps the CPUs busy: rates are estimated now and measured at a later start")
+        return None
+    with progress.bar("measure prefill and decode", "steps"):
+        found = _measure(tool, model, placement, wrappers, env, cancel)
+    if _Usage.now(placement.cpus).foreign_since(begun) > BUSY_SHARE:
+        progress.say("other work disturbed the measurement: rates are estimated now and measured at a later start")
+        return None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """CPU seconds used so far on some CPUs, by everybody and by our finished children, and the time it was read."""
+
+    busy_s: float
+    own_s: float
+    cpus: int
+    at: float
+
+    @classmethod
+    def now(cls, cpus: CpuSet | None) -> _Usage:
+        wanted = None if cpus is None else {f"cpu{cpu}" for cpu in cpus}
+        rows = [row.split() for row in _stat_lines()]
+        rows = [r for r in rows if r[0] != "cpu" and (wanted is None or r[0] in wanted)]
+        # proc_stat(5): user nice system idle iowait irq softirq steal; all but idle and iowait is somebody's work.
+        ticks = sum(sum(map(int, r[1:9])) - int(r[4]) - int(r[5]) for r in rows)
+        own = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cls(ticks / os.sysconf("SC_CLK_TCK"), own.ru_utime + own.ru_stime, len(rows), time.monotonic())
+
+    def foreign_since(self, before: _Usage) -> float:
+        """Return the share of these CPUs that others used since ``before``; 0 where /proc/stat is missing."""
+        foreign = (self.busy_s - before.busy_s) - (self.own_s - before.own_s)
+        return max(0.0, foreign) / (self.cpus * (self.at - before.at)) if self.cpus else 0.0
+
+
+def _stat_lines() -> list[str]:
+    try:
+        return [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+    except OSError:
+        return []
+
+
+def _measure(tool: Path, model: Model, placement: Placement, wrappers: Sequence[str], env: Mapping[str, str],
+             cancel: threading.Event | None) -> Calibration | None:
+    def best(threads: int, *what: str) -> float | None:
+        lines: list[str] = []
+        argv = [*wrappers, str(tool), "-m", model.path, "-t", str(threads), "-b", str(BATCH), "-ub", str(BATCH),
+                "-r", str(REPEATS), "-o", "jsonl", *what]
+        run(argv, env=env, on_line=lines.append, cancel=cancel)
+        return _best_rate(lines)
+
+    prefill = best(placement.threads_batch, "-p", str(PROMPT_TOKENS), "-n", "0")
+    decode = best(placement.threads, "-p", "0", "-n", str(GENERATED_TOKENS))
+    return Calibration(prefill, decode) if prefill and decode else None
+
+
+def _best_rate(lines: Sequence[str]) -> float | None:
+    """Return the fastest sample, tokens a second, of llama-bench's one JSON line among what it logs."""
+    for line in lines:
+        if line.startswith("{"):
+            with suppress(ValueError, KeyError, TypeError):
+                return float(max(json.loads(line)["samples_ts"]))
+    return None
+
+
+def _file(engine: Engine, model: Model, placement: Placement, cache: Path) -> Path:
+    """Name the result by all that it depends on; a file that was replaced has another size or time."""
+    facts = [_identity(engine.path), _identity(model.path), placement.threads, placement.threads_batch,
+             str(placement.cpus), placement.spin, placement.numa, PROMPT_TOKENS, GENERATED_TOKENS, BATCH]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    return cache / "calibration" / f"{digest}.json"
+
+
+def _identity(path: str) -> list[str | int]:
+    info = Path(path).stat()
+    return [path, info.st_size, info.st_mtime_ns]
