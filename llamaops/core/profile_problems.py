@@ -119,7 +119,9 @@ def _line(path: Path, lines: Mapping[Path, int]) -> int | None:
 
 def _meant(path: Path, errors: list[ErrorDetails], data: Any) -> str:
     words = [word for e in errors if e["type"] == "literal_error" for word in _literals(e["ctx"]["expected"])]
-    _, value = _at(path, data)
+    found, value = _at(path, data)
+    if found and value is None:
+        return "; leave the key out for its default"
     close = difflib.get_close_matches(value.lower(), words, 1) if isinstance(value, str) else []
     return f"; did you mean {close[0]}?" if close else ""
 
