@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llamaops.core.sse import Event, SSEDecoder
+from llamaops.core.sse import SSEDecoder
 
 Family = Literal["chat", "completions", "native", "responses", "messages"]
 
@@ -34,6 +34,7 @@ _TIMINGS = re.compile(rb'"timings"\s*:\s*' + _FLAT)
 _FINISH = re.compile(rb'"(?:finish_reason|stop_reason|stop_type)"\s*:\s*"([a-z_]+)"')
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]+)"')
 _TAIL = 64 << 10
+_LATE_EVENTS, _LATE_BYTES, _LATE_S = 32, 4096, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,44 +100,47 @@ def _objects(pattern: re.Pattern[bytes], text: bytes) -> list[dict[str, Any]]:
 class StreamReader:
     """Follows one stream beside the relay: when text came, and what the engine counted.
 
-    ``gap`` is called with the seconds between two events with text; ``first_text_at`` is on the clock of ``feed``.
+    ``gap`` is called with the seconds between two events with text. What came is read some events late (bounded by
+    count, bytes and time) and several at once, which costs a quarter of reading each as it passes; the times are
+    those of `feed`, and every question is answered as if nothing were late.
     """
 
-    __slots__ = ("_decoder", "_gap", "_head", "_last", "_text", "_usual", "events", "first_text_at", "last_text_at")
+    __slots__ = ("_decoder", "_first_text_at", "_gap", "_head", "_last", "_last_text_at", "_late", "_text", "_usual")
 
     def __init__(self, family: Family, gap: Callable[[float], None]) -> None:
         self._decoder = SSEDecoder()
         self._text = _TEXT[family]
         self._usual = _USUAL[family]
         self._gap = gap
-        self._head = b""  # the first event: messages counts the prompt there, responses says its id
-        self._last = b""  # what is not text: counts and finish are in the last of these
-        self.events = 0
-        self.first_text_at: float | None = None
-        self.last_text_at = 0.0
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether a comment may be put into the stream now."""
-        return self._decoder.at_boundary
+        self._late: list[tuple[bytes, float]] = []
+        self._head = b""  # the first event without text: messages counts the prompt there, responses says its id
+        self._last = b""  # those since: counts and finish are in the last of them
+        self._first_text_at: float | None = None
+        self._last_text_at = 0.0
 
     def feed(self, chunk: bytes, now: float) -> None:
         """Take the next bytes of the stream, received at ``now`` (seconds)."""
-        for event in self._decoder.feed(chunk):
-            self._take(event, now)
+        late = self._late
+        late.append((chunk, now))
+        if len(late) >= _LATE_EVENTS or len(chunk) > _LATE_BYTES or now - late[0][1] > _LATE_S:
+            self._catch_up()
 
-    def _take(self, event: Event, now: float) -> None:
-        self.events += 1
-        if self._has_text(event.data):
-            if self.first_text_at is None:
-                self.first_text_at = now
-            else:
-                self._gap(now - self.last_text_at)
-            self.last_text_at = now
+    def _catch_up(self) -> None:
+        for chunk, now in self._late:
+            for event in self._decoder.feed(chunk):
+                self._take(event.data, now)
+        self._late.clear()
+
+    def _take(self, data: bytes, now: float) -> None:
+        if not self._has_text(data):
+            self._head = self._head or data[:_TAIL]
+            self._last = (self._last + b"\n" + data)[-_TAIL:]
             return
-        if not self._head:
-            self._head = event.data
-        self._last = (self._last + b"\n" + event.data)[-_TAIL:]
+        if self._first_text_at is None:
+            self._first_text_at = now
+        else:
+            self._gap(now - self._last_text_at)
+        self._last_text_at = now
 
     def _has_text(self, data: bytes) -> bool:
         at = data.find(self._usual)
@@ -144,8 +148,20 @@ class StreamReader:
             return True
         return self._text.search(data) is not None
 
+    @property
+    def at_boundary(self) -> bool:
+        """Whether a comment may be put into the stream now."""
+        self._catch_up()
+        return self._decoder.at_boundary
+
+    def text_times(self) -> tuple[float, float] | None:
+        """Return when the first and the last event with text came, on the clock of `feed`; None without text."""
+        self._catch_up()
+        return None if self._first_text_at is None else (self._first_text_at, self._last_text_at)
+
     def counts(self) -> Counts:
         """Return what the stream has said so far about tokens and its end."""
+        self._catch_up()
         counts = Counts()
         counts.learn(self._head)
         counts.learn(self._last)
@@ -153,9 +169,9 @@ class StreamReader:
 
     def failure(self, family: Family, message: str, code: str) -> bytes:
         """Return the bytes that end this stream with an error: the half event closed, then the family's error event."""
+        closing = b"" if self.at_boundary else b"\n\n"
         found = _RESPONSE_ID.search(self._head)
-        event = failure_event(family, message, code, found.group(1).decode() if found else None)
-        return event if self.at_boundary else b"\n\n" + event
+        return closing + failure_event(family, message, code, found.group(1).decode() if found else None)
 
 
 class BodyReader:

@@ -64,6 +64,8 @@ class Call:
         self._extra = extra
         self.abort: Callable[[], None] = scope["extensions"]["llamaops"]["abort"]
         """Drop the client's connection at once, unsent bytes and all."""
+        self.push: Callable[[bytes], bool] = scope["extensions"]["llamaops"]["push"]
+        """Write bytes of the body now; False where that would mean to wait, or is no chunked body: use `write`."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first request header of that lower-case name."""

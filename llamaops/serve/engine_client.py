@@ -6,7 +6,7 @@ A connection carries one request: llama-server's HTTP library keeps a thread for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import httptools
@@ -48,6 +48,7 @@ class Exchange(asyncio.Protocol):
         self._held = 0
         self._ended = False
         self._error: EngineGone | None = None
+        self._sink: Callable[[bytes], bool] | None = None
         self._woken = False
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -106,6 +107,13 @@ class Exchange(asyncio.Protocol):
                 return b""
             await self._wait()
 
+    def divert(self, sink: Callable[[bytes], bool]) -> None:
+        """Hand bytes of the body to ``sink`` the moment they come, without a task switch.
+
+        Where it returns False, and whenever older bytes are not read yet, they are kept for `read`.
+        """
+        self._sink = sink
+
     def wake(self) -> None:
         """Make a waiting `head` or `read` return without news, so that its caller can look at the clock."""
         self._woken = True
@@ -145,7 +153,8 @@ class Exchange(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self.fail("the engine wants to switch protocols")
         else:
-            self._wake_reader()
+            if self._chunks or self._ended or self._sink is None:
+                self._wake_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._head is not None and self._until_close(self._head) and exc is None:
@@ -182,6 +191,8 @@ class Exchange(asyncio.Protocol):
             self._ended = True
 
     def on_body(self, data: bytes) -> None:
+        if self._sink is not None and not self._chunks and self._sink(data):
+            return
         self._chunks.append(data)
         self._held += len(data)
         if self._held > _HIGH_WATER and not self._reading_paused and self._transport is not None:

@@ -209,15 +209,23 @@ class _Passage:
 
     async def _pump(self, exchange: Exchange) -> None:
         feed = self._stream.feed if self._streaming and self._stream is not None else self._feed_whole
-        traffic, write = self._relay._traffic, self._call.write
+        traffic, push, clock = self._relay._traffic, self._call.push, time.monotonic
+
+        def forward(chunk: bytes) -> bool:
+            if not push(chunk):
+                return False
+            self._sent_at = traffic.last_byte_at = now = clock()
+            feed(chunk, now)
+            return True
+
+        exchange.divert(forward)
         while (chunk := await exchange.read()) is not None:
             if not chunk:
                 await self._ping()
-                continue
-            now = time.monotonic()
-            traffic.last_byte_at = self._sent_at = now
-            feed(chunk, now)
-            await write(chunk)
+            elif not forward(chunk):
+                await self._call.write(chunk)
+                self._sent_at = traffic.last_byte_at = now = clock()
+                feed(chunk, now)
         await self._call.finish()
 
     def _feed_whole(self, chunk: bytes, _now: float) -> None:
@@ -250,11 +258,11 @@ class _Passage:
         record, stream = self._call.record, self._stream
         counts = stream.counts() if stream is not None and self._streaming else self._whole.counts()
         record.prompt_tokens, record.output_tokens, record.finish = counts.prompt, counts.output, counts.finish
-        if stream is not None and stream.first_text_at is not None:
-            record.ttft_s = stream.first_text_at - record.started_at
-            elapsed = stream.last_text_at - stream.first_text_at
-            if elapsed > 0 and counts.output is not None and counts.output > 1:
-                record.tokens_per_s = (counts.output - 1) / elapsed
+        if stream is not None and (times := stream.text_times()) is not None:
+            first, last = times
+            record.ttft_s = first - record.started_at
+            if last > first and counts.output is not None and counts.output > 1:
+                record.tokens_per_s = (counts.output - 1) / (last - first)
 
 
 class _SilenceTimer:

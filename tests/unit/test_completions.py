@@ -55,7 +55,7 @@ STREAMS: dict[Family, list[bytes]] = {
     "native": [
         b'{"index":0,"content":"Hi","tokens":[1],"stop":false}',
         b'{"index":0,"content":" you","tokens":[2],"stop":false}',
-        b'{"content":"","stop":true,"stop_type":"length","prompt":"\\"usage\\": {","timings":{"prompt_n":35,"predicted_n":2}}',
+        b'{"content":"","stop":true,"stop_type":"length","prompt":"\\"usage\\":{","timings":{"prompt_n":35,"predicted_n":2}}',
     ],
     "responses": [
         b'{"type":"response.created","response":{"id":"resp_a1"}}',
@@ -83,7 +83,7 @@ def test_a_stream_is_timed_by_its_text_and_counted_by_the_engine(family: Family)
     for second, data in enumerate(STREAMS[family]):
         reader.feed(b"data: " + data + b"\n\n", float(second))
     texts = [i for i, data in enumerate(STREAMS[family]) if b"Hi\"" in data]
-    assert reader.first_text_at == texts[0]
+    assert reader.text_times() == (texts[0], texts[0] + 1)
     assert gaps == [1.0]
     counts = reader.counts()
     assert (counts.prompt, counts.output) == (35, 2)
