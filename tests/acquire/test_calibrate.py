@@ -23,8 +23,8 @@ case "$*" in
 esac
 """
 PLACEMENT = Placement(threads=2, threads_batch=3, cpus=None, batch_cpus=None, housekeeping_cpus=None, policy="other",
-                      rt_priority=None, nice=None, autogroup_nice=None, weight=None, relay_nice=None, spin=1000, numa=None,
-                      mem_nodes=None)
+                      rt_priority=None, nice=None, autogroup_nice=None, weight=None, relay_nice=None, spin=1000,
+                      numa=None, mem_nodes=None)
 
 
 @pytest.fixture
