@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llamaops.acquire import calibrate, gguf_file, locate
-from llamaops.core.engine import Engine
+from llamaops.core.engine import Engine, compile_jobs
 from llamaops.core.launch import LaunchSpec, environment, launch, wrappers
 from llamaops.core.model import Model
 from llamaops.core.plan import Note, Plan, plan, plan_json
-from llamaops.core.profile import Profile, parse_profile
+from llamaops.core.profile import EngineSection, Profile, parse_profile
 from llamaops.core.progress import NoProgress, Progress
 from llamaops.core.serving import Calibration
 from llamaops.core.source import HubSource, PathSource, WheelSource, parse_source
@@ -80,9 +80,15 @@ def acquire_engine(profile: Profile, progress: Progress, *, may_build: bool) -> 
         raise EngineUnavailable("no llama-server here", where="engine.path",
                                 why="there is none in the build cache or on PATH, and building was not allowed",
                                 fix="build one: llamaops engine build   (or set engine.path)")
+    return build_engine(section, progress)
+
+
+def build_engine(section: EngineSection, progress: Progress) -> Engine:
+    """Build the pinned engine into the cache, with as many compilers as this machine has room for."""
     from llamaops.acquire import build
 
-    return build.build_engine(section, cache, progress, os.environ)
+    return build.build_engine(section, find_dirs(os.environ).cache, progress, os.environ,
+                              jobs=compile_jobs(probe_host()))
 
 
 def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *, offline: bool) -> Model:

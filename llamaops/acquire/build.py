@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 ROOM_BYTES = 1 << 30
 """Source (180 MiB), objects and binaries (130 MiB), download (40 MiB); the rest is for other CMake flags."""
-JOB_BYTES = 1 << 30
-"""Memory one compiler process may take on the largest files."""
 ABANDONED_S = 24 * 3600
 """A half-built tree may be continued for a day; then it only fills the disk."""
 PACKAGES = {
@@ -66,6 +63,7 @@ class _Job:
     engines: Path
     environ: Mapping[str, str]
     cancel: threading.Event | None
+    jobs: int
 
     @property
     def final(self) -> Path:
@@ -86,19 +84,21 @@ def build_engine(
     progress: Progress,
     environ: Mapping[str, str],
     cancel: threading.Event | None = None,
+    *,
+    jobs: int = 1,
 ) -> Engine:
     """Build the pinned engine, or return the build that is there already for this compiler, CPU and these flags.
 
-    Minutes of work at low priority. A second caller waits for the first. Interrupted at any point (KeyboardInterrupt,
-    SIGTERM, ``cancel``), nothing half-built is ever used, and the next call continues it. Raises BuildFailed, with the
-    last lines of the log, or TryAgain.
+    Minutes of work at low priority, ``jobs`` compilers at once. A second caller waits for the first. Interrupted at any
+    point (KeyboardInterrupt, SIGTERM, ``cancel``), nothing half-built is ever used, and the next call continues it.
+    Raises BuildFailed, with the last lines of the log, or TryAgain.
     """
     recipe = load_recipe(environ)
     tools = find_toolchain(environ)
     failed: LlamaopsError | None = None
     for source in recipe.sources:
         try:
-            return _build(_job(recipe, source, tools, section, cache, environ, cancel), progress)
+            return _build(_job(recipe, source, tools, section, cache, environ, cancel, jobs), progress)
         except _SourceMissingError as exc:
             failed = exc.cause
             progress.say(f"source {source.kind}:{source.where} can't be had: {failed.what}")
@@ -113,11 +113,12 @@ class _SourceMissingError(Exception):
 
 def _job(
     recipe: Recipe, source: EngineSource, tools: Toolchain, section: EngineSection, cache: Path,
-    environ: Mapping[str, str], cancel: threading.Event | None,
+    environ: Mapping[str, str], cancel: threading.Event | None, jobs: int,
 ) -> _Job:  # fmt: skip
     fingerprint = recipes.fingerprint(recipe, section.cmake, source)
     key = recipes.key(fingerprint, tools.identity)
-    return _Job(recipe, source, tools, fingerprint, key, make_folder(recipes.engines_folder(cache)), environ, cancel)
+    engines = make_folder(recipes.engines_folder(cache))
+    return _Job(recipe, source, tools, fingerprint, key, engines, environ, cancel, jobs)
 
 
 def _build(job: _Job, progress: Progress) -> Engine:
@@ -262,7 +263,7 @@ def _build_env(job: _Job, tree: Path) -> dict[str, str]:
 def _compile(job: _Job, bar: Bar) -> None:
     build = job.work / "build"
     # Called directly and not through `cmake --build`: they end their compilers on SIGTERM, it does not.
-    argv = [job.tools.maker, "-C", str(build), f"-j{_jobs()}", *job.recipe.targets]
+    argv = [job.tools.maker, "-C", str(build), f"-j{job.jobs}", *job.recipe.targets]
     log_line = _Steps(bar)
     done = run(argv, env=_build_env(job, build), on_line=log_line, log=job.log, niced=True, cancel=job.cancel)
     if done.code:
@@ -338,17 +339,6 @@ def _remove_abandoned(engines: Path) -> None:
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_S and not is_locked(lock):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _jobs() -> int:
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cpus, _available_memory() // JOB_BYTES))
-
-
-def _available_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def find_toolchain(environ: Mapping[str, str]) -> Toolchain:

@@ -68,10 +68,9 @@ def build(cmake: tuple[str, ...], json_: bool) -> None:
     The environment variable LLAMAOPS_RECIPE names another recipe than the shipped vendor/llama.cpp.toml: a release
     tarball by URL and sha256, or a source tree on this machine.
     """
-    from llamaops.acquire.build import build_engine
-    from llamaops.dirs import find_dirs
+    from llamaops.prepare import build_engine
 
-    made = build_engine(_section(None, cmake), find_dirs(os.environ).cache, make_progress(), os.environ)
+    made = build_engine(_section(None, cmake), make_progress())
     click.echo(json.dumps(_facts(made)) if json_ else made.path)
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from llamaops.core.topology import Host
+
+JOB_BYTES = 1 << 30
+"""Memory that one compiler takes on llama.cpp's largest files."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -74,3 +79,15 @@ def missing_part(loader_text: str) -> str | None:
         return found[1]
     found = _LIBRARY.search(loader_text)
     return (found[1] or found[2]) if found else None
+
+
+def compile_jobs(host: Host) -> int:
+    """Return how many compilers may run at once: one per usable CPU, within the cgroup's quota and the memory left."""
+    cpus = host.online or frozenset(cpu.id for cpu in host.cpus)
+    for mask in (host.affinity, host.cgroup.cpuset):
+        cpus = cpus & mask if mask and cpus else cpus or mask or cpus
+    bounds: list[float] = [len(cpus) or 1]
+    if host.cgroup.quota_cpus is not None:
+        bounds.append(host.cgroup.quota_cpus)
+    bounds += [left / JOB_BYTES for left in (host.mem_available, host.cgroup.memory_headroom) if left is not None]
+    return max(1, int(min(bounds)))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from llamaops.core.engine import missing_part, openmp_of, parse_help, parse_version, takes_unix_socket
+from llamaops.core.cpuset import CpuSet
+from llamaops.core.engine import (
+    compile_jobs,
+    missing_part,
+    openmp_of,
+    parse_help,
+    parse_version,
+    takes_unix_socket,
+)
+from llamaops.core.topology import Cgroup, Host
 
 HELP = """\
 ----- common params -----
@@ -87,3 +96,19 @@ def test_openmp_runtime(text: str, runtime: str | None) -> None:
 )
 def test_what_the_loader_misses(text: str, part: str | None) -> None:
     assert missing_part(text) == part
+
+
+@pytest.mark.parametrize(
+    ("host", "jobs"),
+    [
+        (Host(), 1),
+        (Host(online=CpuSet.parse("0-7"), mem_available=64 << 30), 8),
+        (Host(online=CpuSet.parse("0-7"), affinity=CpuSet.parse("2-4"), mem_available=64 << 30), 3),
+        (Host(online=CpuSet.parse("0-63"), cgroup=Cgroup(quota_cpus=2.5), mem_available=64 << 30), 2),
+        (Host(online=CpuSet.parse("0-63"), cgroup=Cgroup(memory_headroom=3 << 30), mem_available=64 << 30), 3),
+        (Host(online=CpuSet.parse("0-3"), mem_available=100 << 20), 1),
+        (Host(online=CpuSet.parse("0-3"), cgroup=Cgroup(cpuset=CpuSet.parse("1")), mem_available=9 << 30), 1),
+    ],
+)
+def test_compile_jobs(host: Host, jobs: int) -> None:
+    assert compile_jobs(host) == jobs
