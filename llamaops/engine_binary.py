@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import mmap
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from llamaops.cache import make_folder, read_json, write_json
 from llamaops.child import Done, capture
 from llamaops.core.engine import Engine, missing_part, openmp_of, parse_help, parse_version, takes_unix_socket
-from llamaops.errors import EngineUnavailable
+from llamaops.errors import EngineUnavailable, NotPermitted
+from llamaops.recipe import cpu_features
 
 ANSWER_S = 15.0
 """How long ``--version`` may take; it is milliseconds, but a cold network disk or a GPU runtime is slow."""
@@ -36,16 +40,38 @@ class _Binary:
             _unfit(self.path, _why_not_started(self.path, exc))
 
 
-def read_engine(path: Path, origin: str) -> Engine:
-    """Read version, flags and OpenMP runtime from the binary itself, which takes some 25 ms.
+def read_engine(path: Path, origin: str, *, cache: Path | None = None) -> Engine:
+    """Read version, flags and OpenMP runtime from the binary itself.
 
-    Nothing is cached: running it is also the proof that it runs on this machine now (docs/adr/0003). Raises
-    EngineUnavailable when the file is missing, not executable, made for another machine or C library, or is no
-    llama-server.
+    With ``cache``, what it said before is believed while path, size, time and CPU are the same (docs/adr/0003): three
+    process starts take 25 ms on a quiet machine, ten times that on a busy one. Raises EngineUnavailable when the file
+    is missing, not executable, made for another machine or C library, or is no llama-server.
     """
     real = path.expanduser().resolve()
     if not real.is_file():
         _unfit(path, "there is no such file" if not real.exists() else "it is not a file")
+    if cache is None:
+        return _ask(real, origin)
+    notes = cache / "engines" / "facts" / f"{hashlib.sha256(str(real).encode()).hexdigest()[:16]}.json"
+    stamp = _stamp(real)
+    known = read_json(notes)
+    if known.get("stamp") == stamp and os.access(real, os.X_OK):
+        facts = known["engine"]
+        return Engine(**{**facts, "flags": frozenset(facts["flags"]), "origin": origin})
+    engine = _ask(real, origin)
+    with suppress(OSError, NotPermitted):  # a cache that can't be written only costs time
+        make_folder(notes.parent)
+        write_json(notes, {"stamp": stamp, "engine": {**asdict(engine), "flags": sorted(engine.flags)}})
+    return engine
+
+
+def _stamp(real: Path) -> list[str | int]:
+    """Return what must be the same for remembered facts to hold."""
+    info = real.stat()
+    return [str(real), info.st_size, info.st_mtime_ns, info.st_ino, os.uname().machine, cpu_features()]
+
+
+def _ask(real: Path, origin: str) -> Engine:
     binary = _Binary(real, _clean_env(os.environ))
     helped = binary.ask("--help")
     if helped.code != 0:

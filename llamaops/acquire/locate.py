@@ -26,11 +26,11 @@ def find_engine(section: EngineSection, cache: Path, environ: Mapping[str, str])
     there that can't run is an error that names it, because silence would hide why another one is used.
     """
     if section.path != "auto":
-        return read_engine(Path(section.path), "path")
+        return read_engine(Path(section.path), "path", cache=cache)
     for folder in built_engines(load_recipe(environ), section.cmake, cache):
         try:
-            return read_engine(folder / "bin" / "llama-server", "cache")
+            return read_engine(folder / "bin" / "llama-server", "cache", cache=cache)
         except EngineUnavailable:
             continue  # a library it needs was removed since: building again is the cure
     on_path = shutil.which("llama-server", path=environ.get("PATH"))
-    return read_engine(Path(on_path), "PATH") if on_path else None
+    return read_engine(Path(on_path), "PATH", cache=cache) if on_path else None

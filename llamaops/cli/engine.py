@@ -107,7 +107,10 @@ def info(path: Path | None, json_: bool) -> None:
     Real path (links followed), version, OpenMP runtime, number of options, the tools beside it and the newest C library
     it asks for. A binary that can't run here is named with the reason; exit code 69.
     """
-    facts = _facts(_find(path, ()))
+    from llamaops.engine_binary import read_engine
+
+    found = _find(path, ())
+    facts = _facts(read_engine(Path(found.path), found.origin))
     if json_:
         click.echo(json.dumps({**facts, "flags": sorted(facts["flags"])}, indent=1))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,38 @@ def test_variables_that_would_start_a_model_are_not_passed(tmp_path: Path, monke
     monkeypatch.setenv("LLAMA_ARG_MODEL", "/m.gguf")
     body = f'test -z "$LLAMA_ARG_MODEL" || exit 9; test "$1" = --help && printf %s "{HELP}"; exit 0'
     assert read_engine(script(tmp_path / "llama-server", body), "path").version is None
+
+
+def test_what_it_said_is_remembered_while_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = script(tmp_path / "llama-server", f'echo x >> {tmp_path}/starts; printf %s "{HELP}"')
+    cache = tmp_path / "cache"
+
+    def starts_when_read() -> int:
+        log = tmp_path / "starts"
+        log.unlink(missing_ok=True)
+        engine = read_engine(path, "path", cache=cache)
+        assert "--model" in engine.flags
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    first = read_engine(path, "path", cache=cache)
+    assert starts_when_read() == 0
+    assert read_engine(path, "path", cache=cache) == first
+    assert read_engine(path, "PATH", cache=cache).origin == "PATH"
+    os.utime(path, (5, 5))
+    assert starts_when_read() == 2, "--help and --version; the third only loads"
+    monkeypatch.setattr(engine_binary, "cpu_features", lambda: "sse2")
+    assert starts_when_read() == 2, "--help and --version; the third only loads"
+    next(cache.rglob("*.json")).write_text("{damaged")
+    assert starts_when_read() == 2, "--help and --version; the third only loads"
+    assert starts_when_read() == 0
+    path.chmod(0o644)
+    with pytest.raises(EngineUnavailable, match="not executable"):
+        read_engine(path, "path", cache=cache)
+
+
+def test_a_cache_that_can_not_be_written_only_costs_time(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file in the way")
+    assert read_engine(fit(tmp_path / "llama-server"), "path", cache=tmp_path / "cache").version == "b5000"
 
 
 GLIBC = "/lib/libc.so.6: version \\`GLIBC_2.38' not found (required by ./llama-server)"
