@@ -104,8 +104,10 @@ def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *
     return _quantized(model, section.quantize, engine, cache, progress)
 
 
-def fetch(source: str, cache: Path, progress: Progress, *, offline: bool, sha256: str | None = None) -> Path:
-    """Put what ``model.source`` names on this disk and return the GGUF's path."""
+def fetch(
+    source: str, cache: Path, progress: Progress, *, offline: bool, sha256: str | None = None, refresh: bool = False
+) -> Path:
+    """Put what ``model.source`` names on this disk and return the GGUF's path; ``refresh`` asks the hub for news."""
     match parse_source(source):
         case PathSource(path=path):
             return gguf_file.find_gguf(Path(path), sha256=sha256)
@@ -116,7 +118,7 @@ def fetch(source: str, cache: Path, progress: Progress, *, offline: bool, sha256
         case HubSource() as ref:
             from llamaops.acquire import hub
 
-            return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256)
+            return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256, refresh=refresh)
 
 
 def _quantized(model: Model, quant: str, engine: Engine | None, cache: Path, progress: Progress) -> Model:

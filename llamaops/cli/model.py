@@ -31,7 +31,8 @@ def model() -> None:
 
 @model.command(help=f"""Fetch a model and print where its GGUF is.
 
-    {REF} With a profile, model.quantize is carried out too.
+    {REF} With a profile, model.quantize is carried out too. A branch of the hub is followed to its newest revision
+    here, and only here: `up` serves what is in the cache.
 
     \b
     Examples:
@@ -94,13 +95,15 @@ def _model(ref: str, *, offline: bool) -> Model:
     from llamaops.dirs import find_dirs
     from llamaops.prepare import acquire_engine, acquire_model, fetch, load_profile
 
-    progress = make_progress()
+    progress, cache = make_progress(), find_dirs(os.environ).cache
     if ref.endswith((".yaml", ".yml")):
         profile = load_profile(Path(ref))
+        source, sha256 = profile.model.source, profile.model.sha256
+        fetch(source, cache, progress, offline=offline, sha256=sha256, refresh=not offline)
         engine = acquire_engine(profile, progress, may_build=False) if profile.model.quantize else None
         return acquire_model(profile, engine, progress, offline=offline)
     source = _source(ref)
-    path = fetch(source, find_dirs(os.environ).cache, progress, offline=offline)
+    path = fetch(source, cache, progress, offline=offline, refresh=not offline)
     return read_model(path, source=source)
 
 
