@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 import tarfile
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from llamaops import recipe as recipes
 from llamaops.cache import disk_full_is, is_locked, locked, make_folder, require_room, sha256_of, write_json
-from llamaops.child import CancelledError, capture, run
+from llamaops.child import CancelledError, run
 from llamaops.core.engine import Engine
 from llamaops.core.progress import Bar, Progress
 from llamaops.engine_binary import read_engine
 from llamaops.errors import BuildFailed, EngineUnavailable, LlamaopsError, Unavailable
 from llamaops.pip_download import pip_download
 from llamaops.recipe import EngineSource, Recipe, load_recipe
+from llamaops.toolchain import Toolchain, find_toolchain
 
 if TYPE_CHECKING:
     from llamaops.core.profile import EngineSection
@@ -32,25 +32,6 @@ ROOM_BYTES = 1 << 30
 """Source (180 MiB), objects and binaries (130 MiB), download (40 MiB); the rest is for other CMake flags."""
 ABANDONED_S = 24 * 3600
 """A half-built tree may be continued for a day; then it only fills the disk."""
-PACKAGES = {
-    "cmake": ("cmake", "cmake", "cmake"),
-    "make": ("make", "make", "make"),
-    "c++": ("g++", "gcc-c++", "gcc"),
-    "cc": ("gcc", "gcc", "gcc"),
-}
-"""Tool → its package for apt, dnf and pacman."""
-
-
-@dataclass(frozen=True, slots=True)
-class Toolchain:
-    """What builds; ``identity`` is path and first version line of both compilers."""
-
-    cmake: str
-    maker: str
-    ninja: bool
-    identity: str
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """One build: from where, with what, into which folders."""
@@ -339,53 +320,3 @@ def _remove_abandoned(engines: Path) -> None:
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_S and not is_locked(lock):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
-    """Find CMake, Ninja or make, and the compilers (``CC`` and ``CXX`` as CMake takes them).
-
-    Raises BuildFailed that names everything that is missing and the command that installs it.
-    """
-    path = environ.get("PATH")
-    ninja = shutil.which("ninja", path=path) or shutil.which("ninja-build", path=path)
-    found = {
-        "cmake": shutil.which("cmake", path=path),
-        "make": ninja or shutil.which("make", path=path),
-        "cc": _compiler(environ, "CC", ("cc", "gcc", "clang")),
-        "c++": _compiler(environ, "CXX", ("c++", "g++", "clang++")),
-    }
-    cmake, maker, cc, cxx = (found[name] for name in ("cmake", "make", "cc", "c++"))
-    if not (cmake and maker and cc and cxx):
-        missing = [name for name, where in found.items() if where is None]
-        raise BuildFailed(f"can't build the engine: {', '.join(missing)} not found", where=f"PATH={path}",
-                          fix=_install_command(missing) + "   (or set engine.path to a llama-server)")
-    identity = "; ".join(f"{tool}: {_version_line(tool, environ)}" for tool in (cc, cxx))
-    return Toolchain(cmake, maker, ninja is not None, identity)
-
-
-def _compiler(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) -> str | None:
-    path = environ.get("PATH")
-    if given := environ.get(variable):
-        return shutil.which(given.split()[0], path=path)
-    return next((where for name in names if (where := shutil.which(name, path=path))), None)
-
-
-def _version_line(tool: str, environ: Mapping[str, str]) -> str:
-    done = capture([tool, "--version"], env={**environ, "LC_ALL": "C"}, timeout_s=15)
-    return done.tail.splitlines()[0] if done.tail else "unknown"
-
-
-def _install_command(missing: list[str]) -> str:
-    try:
-        release = platform.freedesktop_os_release()
-    except OSError:
-        release = {}
-    family = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
-    for at, command, names in (
-        (0, "apt-get install", {"debian", "ubuntu"}),
-        (1, "dnf install", {"fedora", "rhel", "centos", "suse", "opensuse"}),
-        (2, "pacman -S", {"arch", "archlinux"}),
-    ):
-        if names & set(family):
-            return f"{command} {' '.join(dict.fromkeys(PACKAGES[name][at] for name in missing))}"
-    return f"install {', '.join(missing)} with this system's package manager"

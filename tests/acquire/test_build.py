@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ import pytest
 from running import LLAMAOPS, await_true, descendants, gone
 
 from llamaops import recipe as recipes
+from llamaops import toolchain
 from llamaops.acquire import build
 from llamaops.acquire.locate import find_engine
 from llamaops.core.engine import Engine
@@ -93,7 +95,7 @@ def test_the_key_covers_source_flags_compiler_and_cpu(
     assert find_engine(SECTION, cache, environ(recipe, PATH="")) is None, "the source changed"
     make(recipe, cache)
     assert len(builds(cache)) == 4
-    monkeypatch.setattr(build, "_version_line", lambda *_args: "another compiler 9")
+    monkeypatch.setattr(toolchain, "_version_line", lambda *_args: "another compiler 9")
     make(recipe, cache)
     assert len(builds(cache)) == 5
 
@@ -165,8 +167,8 @@ def test_missing_tools_are_named_with_their_packages(recipe: Path, tmp_path: Pat
     ],
 )
 def test_install_commands(release: dict[str, str], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.platform, "freedesktop_os_release", lambda: release)
-    assert build._install_command(["cmake", "c++"]).startswith(command)
+    monkeypatch.setattr(toolchain.platform, "freedesktop_os_release", lambda: release)
+    assert toolchain._install_command(["cmake", "c++"]).startswith(command)
 
 
 def test_an_engine_that_says_another_version_is_refused(recipe: Path, tmp_path: Path) -> None:
@@ -217,8 +219,10 @@ add_dependencies(llama-server hang)
     env = environ(recipe, LLAMAOPS_CACHE=str(tmp_path / "cache"))
     process = subprocess.Popen([*LLAMAOPS, "engine", "build"], env=env, stderr=subprocess.DEVNULL)
 
-    def sleeps() -> list[psutil.Process]:
-        return [p for p in descendants(process.pid) if p.name() == "sleep"]
+    def sleeps() -> bool:
+        with suppress(psutil.NoSuchProcess):  # compilers come and go meanwhile
+            return any(p.name() == "sleep" for p in descendants(process.pid))
+        return False
 
     try:
         await_true(sleeps, within=20, what="the build hangs in its compiler")

@@ -11,7 +11,7 @@ from gguf_bytes import LLAMA, TENSORS, gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamaops.core import gguf_header
+from llamaops.core.ggml_types import FILE_TYPES, TENSOR_TYPES
 from llamaops.core.gguf_header import HeaderError, describe_foreign, parse_header, quant_of, to_model
 
 
@@ -145,11 +145,11 @@ def test_tables_agree_with_the_gguf_package() -> None:
     gguf_package = pytest.importorskip("gguf")
     for kind in gguf_package.GGMLQuantizationType:
         block, width = gguf_package.GGML_QUANT_SIZES[kind]
-        assert gguf_header.TENSOR_TYPES[kind.value] == (kind.name, block, width)
+        assert TENSOR_TYPES[kind.value] == (kind.name, block, width)
     for kind in gguf_package.LlamaFileType:
         if kind.name != "GUESSED":
             name = kind.name.removeprefix("MOSTLY_").removeprefix("ALL_")
-            assert gguf_header.FILE_TYPES[kind.value] == name
+            assert FILE_TYPES[kind.value] == name
 
 
 def test_tensor_names_are_not_trusted() -> None:
