@@ -143,7 +143,9 @@ def _profile(target: Target) -> Iterator[tuple[str, int]]:
             assert process.stdout is not None
             url = process.stdout.readline().decode().strip()
             if not url:
-                raise _ended(process, tail, target.text)
+                error = _ended(process, tail, target.text)
+                error.exit_code = max(process.wait(), 0) or EngineFailed.exit_code  # the same codes as ours
+                raise error
             yield url, process.pid
     finally:
         shutil.rmtree(runtime, ignore_errors=True)
@@ -155,12 +157,11 @@ def _process(argv: Sequence[str], env: Mapping[str, str], *, out: bool = False) 
     """Run a program in its own session and drain what it says; on leaving: SIGTERM, patience, then its whole group."""
     tail: deque[str] = deque(maxlen=_TAIL)
     dies_with_us = [setpriv, "--pdeathsig", "TERM", "--"] if (setpriv := shutil.which("setpriv")) else []
-    try:
-        process = subprocess.Popen([*dies_with_us, *argv], env=dict(env), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE if out else subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                   start_new_session=True)
-    except OSError as exc:
-        raise UsageError("can't run the command", where=argv[0], why=exc.strerror, fix="check its path") from exc
+    if shutil.which(argv[0]) is None:
+        raise UsageError("can't run the command", where=argv[0], why="there is no such program", fix="check its path")
+    process = subprocess.Popen([*dies_with_us, *argv], env=dict(env), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE if out else subprocess.DEVNULL, stderr=subprocess.PIPE,
+                               start_new_session=True)
     assert process.stderr is not None
     drain = Thread(target=_drain, args=(process.stderr, tail), daemon=True)
     drain.start()
@@ -216,9 +217,7 @@ def _status(port: int, path: str) -> int | None:
 def _ended(process: subprocess.Popen[bytes], tail: deque[str], where: str) -> LlamaopsError:
     code = process.wait()
     time.sleep(0.1)  # its last words are still in the pipe
-    error = EngineFailed("it ended before it served", where=where, why=f"exit code {code}", detail="\n".join(tail))
-    error.exit_code = code if code > 0 else EngineFailed.exit_code
-    return error
+    return EngineFailed("it ended before it served", where=where, why=f"exit code {code}", detail="\n".join(tail))
 
 
 def _named(server: Server) -> Server:

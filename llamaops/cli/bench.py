@@ -77,6 +77,12 @@ _LOAD_OPTIONS = [
 ]
 
 
+out_option = click.option("--out", type=click.Path(path_type=Path, dir_okay=False),
+                          help="Write that document to a file as well.")
+html_option = click.option("--html", type=click.Path(path_type=Path, dir_okay=False),
+                           help="Write a report: one HTML file that stands alone.")
+
+
 @click.group(cls=BenchGroup)
 def bench() -> None:
     """Measure a profile, any OpenAI-compatible URL, or any command that serves.
@@ -103,8 +109,9 @@ def bench() -> None:
               help="Override one value of the profile. Repeatable.")
 @load_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/bench.md).")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write that document to a file as well.")
-def run(target: str, overrides: tuple[str, ...], as_json: bool, out: Path | None,
+@out_option
+@html_option
+def run(target: str, overrides: tuple[str, ...], as_json: bool, out: Path | None, html: Path | None,
         **load: Any) -> int:
     """Put load on TARGET and print latencies, smoothness, throughput and goodput.
 
@@ -135,8 +142,7 @@ def run(target: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
         measured = bench_once(named, conditions, on_done)
     document = as_document(measured)
     click.echo(json.dumps(document) if as_json else run_text(measured))
-    if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n")
+    _write(document, out, html)
     if not measured.figures.ok:
         why = next(iter(measured.figures.failure_examples.values()), None)
         raise EngineFailed("no request succeeded", where=target, why=why)
@@ -150,8 +156,10 @@ def run(target: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 @click.option("--keep", is_flag=True, help="Start every target once and leave all running.")
 @load_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/bench.md).")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write that document to a file as well.")
-def compare(targets: tuple[str, ...], pairs: int, keep: bool, as_json: bool, out: Path | None, **load: Any) -> int:
+@out_option
+@html_option
+def compare(targets: tuple[str, ...], pairs: int, keep: bool, as_json: bool, out: Path | None, html: Path | None,
+            **load: Any) -> int:
     """Run the targets in turn, A B B A A B …, and say what differs.
 
     Each target is a profile, a URL or a "cmd:COMMAND LINE" as for bench run; profile values are changed in place with
@@ -180,9 +188,53 @@ def compare(targets: tuple[str, ...], pairs: int, keep: bool, as_json: bool, out
     comparison = compare_targets(named, conditions, pairs, keep=keep, on_run=_say_run(len(named) * pairs))
     document = as_comparison(comparison)
     click.echo(json.dumps(document) if as_json else comparison_text(comparison))
+    _write(document, out, html)
+    return 0
+
+
+@bench.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), default="report.html", show_default=True,
+              help="The report to write.")
+@click.option("--plots", type=click.Path(path_type=Path, file_okay=False), help="Write each plot as an SVG file there.")
+def report(files: tuple[Path, ...], html: Path, plots: Path | None) -> None:
+    """Make one report of the JSON documents in FILES, which bench run and bench compare wrote with --out.
+
+    Runs are drawn into the same plots, so that before and after, or two machines, can be seen side by side; where the
+    machines differ, the report shows both.
+
+    \b
+    Example:
+      llamaops bench report before.json after.json --html both.html
+
+    Exit codes: 0 written · 2 a file is no llamaops-bench document.
+    """
+    from llamaops.bench.report import write_plots, write_report
+
+    documents = [_document(path) for path in files]
+    write_report(html, documents)
+    if plots is not None:
+        write_plots(plots, documents)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        if document["schema"] != "llamaops-bench/1":
+            raise ValueError(f"its schema is {document['schema']}")
+    except (ValueError, KeyError, TypeError) as exc:
+        raise UsageError("not a llamaops-bench/1 document", where=str(path), why=str(exc),
+                         fix="write one with: llamaops bench TARGET --out FILE") from exc
+    return document
+
+
+def _write(document: dict[str, Any], out: Path | None, html: Path | None) -> None:
     if out is not None:
         out.write_text(json.dumps(document, indent=1) + "\n")
-    return 0
+    if html is not None:
+        from llamaops.bench.report import write_report
+
+        write_report(html, [document])
 
 
 def _with_overrides(text: str) -> Target:
