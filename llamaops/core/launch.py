@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llamaops.core.engine import Engine
 from llamaops.core.memory import MIB, Memory
-from llamaops.core.model import Model
+from llamaops.core.model import POOLING_RANK, Model
 from llamaops.core.plan import Placement, Plan
 from llamaops.core.profile import Profile
 from llamaops.errors import WrongProfile
@@ -93,7 +93,7 @@ def engine_argv(plan: Plan, profile: Profile, engine: Engine | None, model: Mode
     argv += ["--host", socket or "127.0.0.1", "--port", str(port or ENGINE_PORT)]
     argv += ["--alias", ",".join((profile.name, *profile.model.aliases))]
     argv += _sizes(plan)
-    argv += _by_version(plan, engine)
+    argv += _by_version(plan, engine, model)
     return (*argv, *profile.engine.args)
 
 
@@ -106,7 +106,7 @@ def _sizes(plan: Plan) -> list[str]:
     return [word for flag, value in pairs.items() for word in (flag, str(value))]
 
 
-def _by_version(plan: Plan, engine: Engine | None) -> list[str]:
+def _by_version(plan: Plan, engine: Engine | None, model: Model | None) -> list[str]:
     """Add what other builds spell differently or lack; of each choice the first that this binary has."""
     choices: list[tuple[tuple[str, ...], ...]] = [
         (("--cache-ram", str(plan.memory.prompt_cache_bytes // MIB)),),
@@ -119,7 +119,9 @@ def _by_version(plan: Plan, engine: Engine | None) -> list[str]:
     if plan.memory.checkpoints is not None:
         choices.append((("--ctx-checkpoints", str(plan.memory.checkpoints)),
                         ("--swa-checkpoints", str(plan.memory.checkpoints))))
-    if plan.serving.embeddings:
+    if model is not None and model.pooling == POOLING_RANK:
+        choices.append((("--reranking",), ("--rerank",)))
+    elif plan.serving.embeddings:
         choices.append((("--embeddings",), ("--embedding",)))
     if engine is not None and engine.openmp is None:
         choices.append((("--poll", str(_poll(plan.placement.spin))),))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from llamaops.core.model import Model
+from llamaops.core.model import Model, is_embedding
 from llamaops.core.notes import Findings
 from llamaops.core.profile import KvTypes, Profile
 from llamaops.core.topology import Host
@@ -27,6 +27,8 @@ CHECKPOINTS = 4
 
 MAX_PROMPT_CACHE = 512 * MIB
 MIN_CONTEXT = 512
+LEAST_UBATCH = 64
+"""Smaller micro-batches save next to nothing and slow prompts down."""
 REPACKED = ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "Q2_K")
 """Quant types that llama.cpp copies into another layout at load on at least one CPU family (ggml-cpu/repack.cpp)."""
 
@@ -155,55 +157,74 @@ def auto_prompt_cache_mib(model: Model | None, context: int, available: int | No
     return min(two, room, MAX_PROMPT_CACHE) // MIB
 
 
-def fit_memory(profile: Profile, model: Model | None, sizes: Sizes, host: Host, findings: Findings) -> tuple[Sizes,
-                                                                                                             Memory]:
-    """Shrink what is ``auto`` until the sum fits: prompt cache, mapping, slots, KV type, context, in this order.
+Batch = Callable[[int, int], int]
+"""Returns the micro-batch wanted for so many slots of so much context."""
 
-    Without model facts there is nothing to add up. Raises WrongProfile with the sums when nothing is left to shrink.
+
+def fit_memory(profile: Profile, model: Model | None, sizes: Sizes, host: Host, batch: Batch,
+               findings: Findings) -> tuple[Sizes, Memory]:
+    """Shrink what is ``auto`` until the sum fits: mapping, prompt cache, slots, micro-batch, KV type, context.
+
+    In this order, dearest last. Without model facts there is nothing to add up. Raises WrongProfile with the sums when
+    nothing is left to shrink.
     """
-    limit = None if profile.memory.limit == "auto" else profile.memory.limit
-    available, bound = available_memory(host, limit)
-    memory = sum_memory(model, sizes, available, lock=profile.memory.lock)
-    if model is None or available is None:
-        if available is None:
-            findings.info("memory-unknown", "available memory is unknown, so the sum is not checked")
-        return sizes, memory
-    asked = sizes
-    for smaller in _steps(profile, model, sizes):
-        if memory.total_bytes <= available:
-            break
-        candidate = sum_memory(model, smaller, available, lock=profile.memory.lock)
-        if candidate.total_bytes < memory.total_bytes:
-            sizes, memory = smaller, candidate
-    if memory.total_bytes > available:
-        raise _does_not_fit(model, sizes, memory, bound)
-    _note_shrinks(asked, sizes, f"to stay within {format_bytes(available)} ({bound})", findings)
-    findings.because("memory", f"{format_bytes(memory.total_bytes)} of {format_bytes(available)} ({bound})")
-    return sizes, memory
+    available, bound = available_memory(host, None if profile.memory.limit == "auto" else profile.memory.limit)
+    if available is None:
+        findings.info("memory-unknown", "available memory is unknown, so the sum is not checked")
+
+    def total(candidate: Sizes) -> Memory:
+        return sum_memory(model, candidate, available, lock=profile.memory.lock)
+
+    def fits(candidate: Sizes) -> bool:
+        return model is None or available is None or total(candidate).total_bytes <= available
+
+    if model is None or fits(sizes):
+        return sizes, total(sizes)
+    steps = list(_steps(profile, model, sizes, batch))
+    found = next(filter(fits, steps), None)
+    if found is None:
+        raise _does_not_fit(model, steps[-1], total(steps[-1]), bound)
+    found = _relaxed(found, batch, fits)
+    _note_shrinks(sizes, found, f"to stay within {format_bytes(available)} ({bound})", findings)
+    return found, total(found)
 
 
-def _steps(profile: Profile, model: Model, sizes: Sizes) -> Iterator[Sizes]:
+def _steps(profile: Profile, model: Model, sizes: Sizes, batch: Batch) -> Iterator[Sizes]:
     """Yield ever smaller sizes, each changing only what the profile leaves open.
 
     A context that the profile does not state is the default's, not the person's, and may shrink last.
     """
+    sizes = replace(sizes, mmap=False)
+    yield sizes
     if profile.memory.prompt_cache_mib == "auto":
         for part in (sizes.prompt_cache_mib // 2, sizes.prompt_cache_mib // 4, 0):
             sizes = replace(sizes, prompt_cache_mib=part)
             yield sizes
-    sizes = replace(sizes, mmap=False)
-    yield sizes
     if profile.serve.slots == "auto":
         for slots in range(sizes.slots - 1, 0, -1):
-            sizes = replace(sizes, slots=slots)
+            sizes = replace(sizes, slots=slots, ubatch=batch(slots, sizes.context))
+            yield sizes
+    if not is_embedding(model):
+        while sizes.ubatch > LEAST_UBATCH:
+            sizes = replace(sizes, ubatch=sizes.ubatch // 2)
             yield sizes
     if profile.model.kv_type == "auto" and _quantizable(model):
         sizes = replace(sizes, kv_type_k="q8_0", kv_type_v="q8_0")
         yield sizes
     if "context" not in profile.model.model_fields_set:
         while sizes.context > MIN_CONTEXT:
-            sizes = replace(sizes, context=sizes.context // 2)
+            context = sizes.context // 2
+            sizes = replace(sizes, context=context, ubatch=min(sizes.ubatch, batch(sizes.slots, context)))
             yield sizes
+
+
+def _relaxed(found: Sizes, batch: Batch, fits: Callable[[Sizes], bool]) -> Sizes:
+    """Take back the cheap concessions for which the dearer ones have made room since."""
+    wanted = batch(found.slots, found.context)
+    larger = [replace(found, ubatch=size) for size in (wanted, wanted // 2, wanted // 4) if size > found.ubatch]
+    found = next(filter(fits, larger), found)
+    mapped = replace(found, mmap=True)
+    return mapped if fits(mapped) else found
 
 
 def _note_shrinks(asked: Sizes, got: Sizes, why: str, findings: Findings) -> None:

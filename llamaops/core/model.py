@@ -33,3 +33,17 @@ class Model:
     has_chat_template: bool = False
     source: str | None = None
     sha256: str | None = None
+
+
+POOLING_RANK = 4
+"""``LLAMA_POOLING_TYPE_RANK`` of llama.h: the model scores pairs of texts."""
+
+ENCODERS = frozenset({
+    "bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert", "eurobert",
+    "gemma-embedding", "t5encoder",
+})
+
+
+def is_embedding(model: Model | None) -> bool:
+    """Tell whether the model answers with vectors: it says how it pools, or is of an encoder architecture."""
+    return model is not None and (bool(model.pooling) or model.architecture in ENCODERS)

@@ -13,15 +13,16 @@ from llamaops.core.memory import (
     auto_prompt_cache_mib,
     available_memory,
     fit_memory,
+    format_bytes,
     kv_types,
     least_bytes,
 )
-from llamaops.core.model import Model
+from llamaops.core.model import Model, is_embedding
 from llamaops.core.notes import Findings, Level, Note, Reason
 from llamaops.core.placement import CpuChoice, capacity, choose_cpus, usable_cpus
 from llamaops.core.priority import Policy, permitted_policy, set_priority
 from llamaops.core.profile import Profile
-from llamaops.core.serving import Calibration, choose_batch, choose_context, choose_slots, estimate, is_embedding
+from llamaops.core.serving import Calibration, choose_batch, choose_context, choose_slots, estimate
 from llamaops.core.topology import Host
 from llamaops.errors import NotPermitted, WrongProfile
 
@@ -166,10 +167,18 @@ def _serve(profile: Profile, host: Host, model: Model | None, placement: Placeme
     type_k, type_v = kv_types(profile)
     cache = _prompt_cache_mib(profile, host, model, context, findings)
     sizes = Sizes(slots, context, batch(slots, context), type_k, type_v, cache)
-    sizes, memory = fit_memory(profile, model, sizes, host, findings)
-    size = min(sizes.ubatch, batch(sizes.slots, sizes.context)) if sizes.slots > 1 else sizes.ubatch
-    serving = Serving(sizes.slots, sizes.context, size, size, sizes.kv_type_k, sizes.kv_type_v, is_embedding(model))
+    sizes, memory = fit_memory(profile, model, sizes, host, batch, findings)
+    _explain_sizes(sizes, memory, batch(sizes.slots, sizes.context), findings)
+    serving = Serving(sizes.slots, sizes.context, sizes.ubatch, sizes.ubatch, sizes.kv_type_k, sizes.kv_type_v,
+                      is_embedding(model))
     return serving, memory
+
+
+def _explain_sizes(sizes: Sizes, memory: Memory, wanted: int, findings: Findings) -> None:
+    if sizes.ubatch < wanted:
+        findings.because("serving.ubatch", f"less than the {wanted} wanted, to fit into memory")
+    if memory.available_bytes is not None:
+        findings.because("memory", f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.available_bytes)}")
 
 
 def _prompt_cache_mib(profile: Profile, host: Host, model: Model | None, context: int, findings: Findings) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llamaops.core.model import Model
+from llamaops.core.model import Model, is_embedding
 from llamaops.core.notes import Findings
 from llamaops.core.profile import Profile
 from llamaops.core.topology import Host
@@ -21,23 +21,12 @@ SLOWEST_GFLOPS = 6.0
 BANDWIDTH = {1: 6e9, 2: 12e9}
 """Bytes of weights a second that decode reads with one thread, and with two or more; measured on two: 20e9."""
 
-EMBEDDING_ARCHITECTURES = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert",
-                           "neo-bert", "eurobert", "gemma-embedding", "t5encoder")
-
-
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What this engine, model and placement were measured to do, tokens a second of one stream."""
 
     prefill_tok_s: float
     decode_tok_s: float
-
-
-def is_embedding(model: Model | None) -> bool:
-    """Tell whether the model answers with vectors: it says how it pools, or is of an encoder architecture."""
-    if model is None:
-        return False
-    return bool(model.pooling) or model.architecture in EMBEDDING_ARCHITECTURES
 
 
 def choose_context(profile: Profile, model: Model | None, findings: Findings) -> int:

@@ -123,6 +123,10 @@ def test_embedding_models_are_served_as_such():
     plan = replace(PLAN, serving=replace(PLAN.serving, embeddings=True))
     assert "--embeddings" in argv(plan)
     assert "--embeddings" not in argv()
+    flags = FLAGS | {"--reranking"}
+    ranker = replace(MODEL, pooling=4)
+    spec = launch(plan, profile(), replace(ENGINE, flags=flags), ranker, tools=TOOLS, environ={}, socket=None, port=1)
+    assert "--reranking" in spec.argv and "--embeddings" not in spec.argv
 
 
 @pytest.mark.parametrize(("spin", "openmp", "expected", "poll"), [

@@ -155,6 +155,7 @@ def holds(planned: Plan, host: Host, profile: Profile) -> None:
     usable = planned.usable_cpus
     assert placed.threads >= 1 and placed.threads_batch >= 1
     assert 1 <= planned.serving.ubatch <= planned.serving.batch
+    assert planned.memory.total_bytes <= (planned.memory.available_bytes or planned.memory.total_bytes)
     if usable is None or placed.cpus is None:
         return
     assert placed.cpus
@@ -198,7 +199,8 @@ def hosts(draw: st.DrawFn) -> Host:
         isolated=CpuSet(draw(st.sets(st.sampled_from(ids), max_size=2))),
         cgroup=Cgroup(quota_cpus=draw(st.none() | st.floats(0.1, 16))),
         rights=Rights(lowest_nice=draw(st.sampled_from([None, -20, -10, 0])), cap_sys_nice=draw(st.booleans())),
-        mem_available=1 << 34, autogroup=draw(st.booleans()), tools=MappingProxyType({tool: tool for tool in TOOLS}))
+        mem_available=draw(st.sampled_from([1 << 34, 500 << 20, 300 << 20, 190 << 20, 150 << 20])),
+        autogroup=draw(st.booleans()), tools=MappingProxyType({tool: tool for tool in TOOLS}))
 
 
 SECTIONS = st.builds(
@@ -218,8 +220,8 @@ def test_every_plan_stays_inside_the_machine_and_is_a_plan_of_itself(host: Host,
     try:
         planned = plan(profile, host, SMALL, None)
     except LlamaopsError as error:
-        assert error.where and error.where.startswith("placement.")
-        assert section.threads != "auto", "with auto, every machine has a plan"
+        assert error.where == "memory" or section.threads != "auto", "with auto, every machine has a plan"
+        assert error.where == "memory" or (error.where or "").startswith("placement.")
         return
     holds(planned, host, profile)
     again = plan(spelled_out(profile, planned), host, SMALL, None)
