@@ -30,7 +30,6 @@ def find_dirs(environ: Mapping[str, str]) -> Dirs:
     """
     root = os.geteuid() == 0
     home = environ.get("HOME")
-    fallback = Path(tempfile.gettempdir()) / f"llamaops-{os.geteuid()}"
 
     def choose(systemd: str, xdg: str, under_home: str | None, system: str | None) -> Path:
         if given := environ.get(systemd):
@@ -39,7 +38,9 @@ def find_dirs(environ: Mapping[str, str]) -> Dirs:
             return Path(given) / "llamaops"
         if home and under_home:
             return Path(home) / under_home / "llamaops"
-        return Path(system) / "llamaops" if root and system else fallback / xdg.lower()
+        if root and system:
+            return Path(system) / "llamaops"
+        return Path(tempfile.gettempdir()) / f"llamaops-{os.geteuid()}" / xdg.lower()
 
     cache = environ.get("LLAMAOPS_CACHE")
     return Dirs(
