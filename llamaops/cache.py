@@ -39,7 +39,11 @@ def locked(path: Path, on_wait: Callable[[], None], cancel: threading.Event | No
     The file stays: removing it would let two holders in. The kernel frees the lock when its holder dies.
     """
     make_folder(path.parent)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as exc:
+        raise NotPermitted("can't make the lock file", where=str(path), why=exc.strerror,
+                           fix="give this user the folder, or set LLAMAOPS_CACHE to one of its own") from exc
     try:
         if not _try_lock(fd):
             on_wait()
@@ -82,15 +86,18 @@ def require_room(folder: Path, need: int, what: str, error: type[LlamaopsError])
 
 
 @contextmanager
-def disk_full_is(error: type[LlamaopsError], what: str, where: Path) -> Iterator[None]:
-    """Turn a disk that fills up meanwhile (or a quota) into ``error``."""
+def disk_trouble_is(error: type[LlamaopsError], what: str, where: Path) -> Iterator[None]:
+    """Turn a disk (or quota) that fills up meanwhile into ``error``, one that may not be written into NotPermitted."""
     try:
         yield
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise error(f"the disk filled up during {what}", where=str(where), why=exc.strerror,
-                    fix="free some space there and run the same command again") from exc
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise error(f"the disk filled up during {what}", where=str(where), why=exc.strerror,
+                        fix="free some space there and run the same command again") from exc
+        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise NotPermitted(f"{what} may not write its files", where=str(exc.filename or where), why=exc.strerror,
+                               fix="give this user the folder, or set LLAMAOPS_CACHE to one of its own") from exc
+        raise
 
 
 @contextmanager

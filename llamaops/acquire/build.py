@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamaops import recipe as recipes
-from llamaops.cache import disk_full_is, is_locked, locked, make_folder, require_room, sha256_of, write_json
+from llamaops.cache import disk_trouble_is, is_locked, locked, make_folder, require_room, sha256_of, write_json
 from llamaops.child import CancelledError, run
 from llamaops.core.engine import Engine
 from llamaops.core.progress import Bar, Progress
 from llamaops.engine_binary import read_engine
-from llamaops.errors import BuildFailed, EngineUnavailable, LlamaopsError, Unavailable
+from llamaops.errors import BuildFailed, EngineUnavailable, LlamaopsError, TryAgain, Unavailable
 from llamaops.pip_download import pip_download
 from llamaops.recipe import EngineSource, Recipe, load_recipe
 from llamaops.toolchain import Toolchain, find_toolchain
@@ -107,7 +107,7 @@ def _build(job: _Job, progress: Progress) -> Engine:
     with locked(lock, lambda: progress.say("another llamaops builds this engine; waiting for it …"), job.cancel):
         if not (job.final / recipes.MANIFEST).exists():
             started = time.monotonic()
-            with disk_full_is(BuildFailed, "the build of the engine", job.work):
+            with disk_trouble_is(BuildFailed, "the build of the engine", job.work):
                 _make(job, progress)
             progress.say(f"engine built in {time.monotonic() - started:.0f} s: {job.final}")
         return read_engine(job.final / "bin" / "llama-server", "built")
@@ -159,7 +159,7 @@ def _fetch(job: _Job, progress: Progress) -> Path:
         with progress.bar("download engine source", "bytes") as bar:
             get = _from_index if source.kind == "sdist" else _from_url
             got = get(job, folder, bar)
-    except Unavailable as exc:
+    except (Unavailable, TryAgain) as exc:
         raise _SourceMissingError(exc) from exc
     if (actual := sha256_of(got)) != source.sha256:
         raise BuildFailed("the engine source has the wrong checksum", where=source.where,

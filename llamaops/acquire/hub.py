@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from llamaops.cache import disk_full_is, locked, make_folder, mib, require_room
+from llamaops.cache import disk_trouble_is, locked, make_folder, mib, require_room
 from llamaops.child import CancelledError
 from llamaops.core.gguf_names import ChoiceError, choose, listed, part_names
 from llamaops.core.progress import Progress
@@ -81,7 +81,7 @@ def fetch_hub(
             raise ModelUnavailable(f"{source} is not in the cache", where=str(repo.folder),
                                    why="offline: nothing is fetched",
                                    fix=f"llamaops model pull {source}   (with a network)")
-        with disk_full_is(ModelUnavailable, "the download", repo.folder):
+        with disk_trouble_is(ModelUnavailable, "the download", repo.folder):
             here = _fetch(repo, progress, cancel)
     _check_pinned(here, source, sha256)
     return here

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llamaops.cache import appearing, disk_full_is, locked, make_folder, read_json, require_room, write_json
+from llamaops.cache import appearing, disk_trouble_is, locked, make_folder, read_json, require_room, write_json
 from llamaops.child import capture, run
 from llamaops.core.model import Model
 from llamaops.core.progress import Bar, Progress
@@ -54,7 +54,7 @@ def quantize(
     with locked(lock, lambda: progress.say(f"another llamaops makes {final.name}; waiting …"), cancel):
         done = find_quantized(model, kind, cache, engine_version)
         if done is None:
-            with disk_full_is(ModelUnavailable, "quantizing", final.parent):
+            with disk_trouble_is(ModelUnavailable, "quantizing", final.parent):
                 _make(tool, model, kind, final, progress, threads, requantize, engine_version, cancel)
             done = final
     return done

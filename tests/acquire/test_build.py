@@ -303,6 +303,54 @@ def test_a_tarball_with_another_checksum_is_refused(recipe: Path, tmp_path: Path
     assert not list((tmp_path / "cache").rglob("main.c"))
 
 
+BACKEND = """\
+from pathlib import Path
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    info = Path(folder) / "tiny_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: tiny-engine\\nVersion: 1.0\\n")
+    return info.name
+build_wheel = None
+"""
+
+
+def _sdist(tmp_path: Path) -> str:
+    """Make an index with one sdist that needs no build tools, and return its checksum."""
+    folder = tmp_path / "sdist"
+    folder.mkdir()
+    build_system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (folder / "pyproject.toml").write_text(build_system)
+    (folder / "backend.py").write_text(BACKEND)
+    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: tiny-engine\nVersion: 1.0\n")
+    shutil.copytree(tmp_path / "tree", folder / "llama.cpp")
+    archive = tmp_path / "index" / "tiny_engine-1.0.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, arcname="tiny_engine-1.0")
+    return hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_sdist_from_the_index(recipe: Path, tmp_path: Path, right: bool) -> None:
+    sha256 = _sdist(tmp_path)
+    pinned = sha256 if right else "0" * 64
+    head = recipe.read_text().partition("[[source]]")[0]
+    source = 'kind = "sdist"\npackage = "tiny-engine"\nversion = "1.0"\nfolder = "llama.cpp"'
+    recipe.write_text(f'{head}[[source]]\n{source}\nsha256 = "{pinned}"\n')
+    kept = {k: v for k, v in environ(recipe).items() if not k.startswith("PIP_")}
+    index = kept | {"PIP_FIND_LINKS": str(tmp_path / "index"), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    cache = tmp_path / "cache"
+    if right:
+        assert build.build_engine(SECTION, cache, NoProgress(), index).version == "b7"
+        assert [p.name for p in (cache / "downloads").iterdir()] == [f"{sha256}.tar.gz"]
+        shutil.rmtree(tmp_path / "index")
+        again = EngineSection.model_validate({"cmake": {"X": "1"}})
+        assert build.build_engine(again, cache, NoProgress(), index).version == "b7", "the archive is kept"
+    else:
+        with pytest.raises(BuildFailed, match="wrong checksum"):
+            build.build_engine(SECTION, cache, NoProgress(), index)
+
+
 def test_the_next_source_is_tried(recipe: Path, tmp_path: Path) -> None:
     text = recipe.read_text()
     gone_url = f'[[source]]\nkind = "url"\nurl = "file:///nonexistent.tar.gz"\nsha256 = "{"1" * 64}"\n'

@@ -98,3 +98,11 @@ def test_low_priority() -> None:
     if len(child._wrappers(True)) == len(child._wrappers(False)):
         pytest.skip("no nice here")
     assert int(run(["nice"], env=env(), niced=True).tail) > os.nice(0)
+
+
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    from llamaops.cache import disk_trouble_is
+    from llamaops.errors import ModelUnavailable, NotPermitted
+
+    with pytest.raises(NotPermitted, match="/some/file"), disk_trouble_is(ModelUnavailable, "the download", tmp_path):
+        raise PermissionError(13, "Permission denied", "/some/file")

