@@ -211,7 +211,7 @@ def _sandbox(profile: Profile, paths: Sequence[str]) -> dict[str, Any]:
     return {
         "mounts": sorted(filter(_nameable, {str(PurePosixPath(path).parent) for path in paths})),
         "protect_home": "read-only" if _any_below(paths, ("/home", "/root", "/run/user")) else "yes",
-        "private_tmp": "no" if _any_below(paths, ("/tmp", "/var/tmp")) else "yes",  # noqa: S108 - names, not files
+        "private_tmp": not _any_below(paths, ("/tmp", "/var/tmp")),  # noqa: S108 - names, not files
         "capabilities": "CAP_NET_BIND_SERVICE" if low_port else "",
     }
 
