@@ -114,7 +114,7 @@ def _wrappers(niced: bool) -> list[str]:
         # SIGTERM and not SIGKILL: ninja and make end their compilers on it.
         chain += [setpriv, "--pdeathsig", "TERM", "--"]
     if niced and (nice := shutil.which("nice")):
-        chain += [nice, "-n", "15"]
+        chain += [nice, "-n", "10"]
     return chain
 
 

@@ -309,7 +309,7 @@ def test_ctrl_c_ends_with_130_and_nothing_that_looks_whole(hub: FakeHub, tmp_pat
     hub.hold = threading.Event()
     env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "LLAMAOPS_CACHE": str(tmp_path)}
     process = subprocess.Popen([*LLAMAOPS, "model", "pull", str(SOURCE)], env=env, stderr=subprocess.DEVNULL)
-    await_true(lambda: any(r.sent for r in hub.downloads()), within=20, what="the download has begun")
+    await_true(lambda: any(r.sent for r in hub.downloads()), within=60, what="the download has begun")
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
     assert not list((tmp_path / "hub").rglob("*.gguf"))

@@ -172,7 +172,7 @@ def test_interrupted_leaves_nothing_and_no_process(tool: Path, tmp_path: Path, n
         "NoProgress(), threads=1, engine_version=None)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
-    await_true(lambda: calls(tool), within=20, what="the tool runs")
+    await_true(lambda: calls(tool), within=60, what="the tool runs")
     children = descendants(process.pid)
     process.send_signal(number)
     process.wait(10)
