@@ -48,7 +48,12 @@ http {{
 
 async def stub(path: str, rate: float) -> None:
     async def follow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
+        except asyncio.IncompleteReadError:  # only looked whether we listen
+            writer.close()
+            return
         query = dict(p.split("=") for p in head.split(b" ")[1].decode().partition("?")[2].split("&") if p)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         with contextlib.suppress(ConnectionError):

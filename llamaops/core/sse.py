@@ -27,7 +27,7 @@ class SSEDecoder:
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self._limit = limit
-        self._idle = False  # nothing is pending of what came before, not even half a CRLF or a BOM
+        self._idle = True  # nothing is pending of what came before, not even half a CRLF or a BOM
         self._fresh = True  # no line has ended yet: the first may start with a BOM
         self._after_cr = False  # an LF that comes next belongs to the CR before it
         self._line = bytearray()  # what is kept of the line that has not ended
@@ -56,9 +56,10 @@ class SSEDecoder:
             and b"\r" not in chunk
             and len(chunk) <= self._limit
         ):
+            self._fresh = False
             return [Event(b"message", chunk[6:-2])]
         events = self._feed_lines(chunk)
-        self._idle = not (self._open or self._length or self._after_cr or self._fresh)
+        self._idle = not (self._open or self._length or self._after_cr)
         return events
 
     def _feed_lines(self, chunk: bytes) -> list[Event]:
