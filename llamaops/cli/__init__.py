@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("model:model", "Fetch and inspect models."),
     "engine": ("engine:engine", "Find, build and inspect llama-server."),
     "bench": ("bench:bench", "Measure latency and throughput; compare two set-ups."),
+    "tune": ("tune:tune", "Find the setting that is best on this machine."),
     "deploy": ("deploy:deploy", "Write systemd units from the same plan."),
     "schema": ("profile:schema", "Print the profile's JSON Schema."),
 }

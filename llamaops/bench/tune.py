@@ -1,0 +1,300 @@
+"""The tuner: one knob after the other, its values racing against the best so far, then a paired confirmation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from llamaops import __version__
+from llamaops.bench.compare import Comparison, as_comparison, compare_targets
+from llamaops.bench.journal import Journal
+from llamaops.bench.run import Conditions, Measured, bench, environment, workload_document
+from llamaops.bench.targets import Target
+from llamaops.core.knobs import Knob, Setting, knobs, unsafe
+from llamaops.core.plan import Plan
+from llamaops.core.profile_edit import set_value
+from llamaops.core.racing import ROUNDS, Cost, Objective, cost_of, still_racing, winner
+from llamaops.core.stats import Ratio, paired_ratio
+from llamaops.errors import EngineFailed, LlamaopsError, NotPermitted, WrongProfile
+from llamaops.prepare import Planned, load_profile, plan_only, prepare
+
+SCHEMA = "llamaops-tune/1"
+Point = tuple[Setting, ...]
+"""Settings that differ from the start profile, in the order they won; () is the start."""
+_SEARCH_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is tuned, for what, and for how long (seconds of measuring; the confirmation comes on top)."""
+
+    profile: Path
+    overrides: tuple[str, ...]
+    conditions: Conditions
+    objective: Objective
+    budget_s: float
+    pairs: int
+    real_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """One race, as evidence: the costs of each point, round by round, and who won."""
+
+    knob: str
+    costs: dict[str, list[float]]
+    texts: dict[str, str]
+    won: str
+
+
+@dataclass(slots=True)
+class Tuned:
+    """What came out. ``ratio`` is the winner's cost over the start's, in the paired confirmation (None: no winner)."""
+
+    task: Task
+    point: Point
+    heats: list[Heat] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    runs: int = 0
+    seconds: float = 0.0
+    out_of_time: bool = False
+    confirmation: Comparison | None = None
+    ratio: Ratio | None = None
+
+    @property
+    def better(self) -> bool:
+        """Tell whether the winner is surely better than the start profile."""
+        return self.ratio is not None and self.ratio.high < 1
+
+
+class _OutOfTime(Exception):
+    """The budget is spent; the best so far stands."""
+
+
+def tune(task: Task, journal: Journal, progress: Any, say: Callable[[str], None] = lambda _line: None) -> Tuned:
+    """Search, confirm, and return what was found; ``say`` is told each measurement in a line.
+
+    Measurements in ``journal`` are not made again. Raises what preparing the profile raises, and EngineFailed when the
+    start profile itself can't be measured.
+    """
+    planned = prepare(load_profile(task.profile, task.overrides), progress)
+    search = _Search(task, planned, journal, say)
+    out = search.run()
+    if out.point:
+        say(f"confirming {name_of(out.point)} against the start profile, {task.pairs} pairs")
+        _confirm(out)
+    return out
+
+
+def _confirm(out: Tuned) -> None:
+    task = out.task
+    targets = [Target("profile", str(task.profile), (*task.overrides, *_overrides(p))) for p in ((), out.point)]
+    out.confirmation = compare_targets(targets, task.conditions, task.pairs)
+    a, b = ([_cost(task, m).value for m in row] for row in out.confirmation.runs)
+    out.ratio = paired_ratio(a, b, level=0.95) if all(map(math.isfinite, a + b)) else None
+
+
+def _cost(task: Task, measured: Measured) -> Cost:
+    return cost_of(measured.figures, task.conditions.slo, task.objective, measured.system.joules)
+
+
+def _overrides(point: Point) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in point)
+
+
+def name_of(point: Point) -> str:
+    """Return a point as people read it."""
+    return ", ".join(_overrides(point)) or "the start profile"
+
+
+class _Search:
+    """Two passes over the knobs; the second sees whether an early choice still holds beside the later ones."""
+
+    def __init__(self, task: Task, planned: Planned, journal: Journal, say: Callable[[str], None]) -> None:
+        self._task, self._journal, self._say = task, journal, say
+        self._base = planned.plan
+        self._knobs = knobs(planned.profile, planned.plan, planned.host, planned.engine,
+                            streams=task.conditions.workload.concurrency, real_time=task.real_time)
+        self._plans: dict[Point, Plan | None] = {(): planned.plan}
+        self._out = Tuned(task, ())
+
+    def run(self) -> Tuned:
+        try:
+            for number in (1, 2):
+                before = self._out.point
+                for knob in self._knobs:
+                    self._race(knob, number)
+                if self._out.point == before:
+                    break
+        except _OutOfTime:
+            self._out.out_of_time = True
+        return self._out
+
+    def _race(self, knob: Knob, number: int) -> None:
+        incumbent = self._out.point
+        racing = self._candidates(knob, incumbent)
+        costs: dict[Point, list[float]] = {p: [] for p in racing}
+        texts: dict[Point, str] = {}
+        for turn in range(ROUNDS):
+            if len(racing) < 2:
+                break
+            for point in racing if turn % 2 == 0 else reversed(racing):
+                cost = self._measure(f"{number} {knob.key} {turn} {name_of(point)}", point, turn)
+                costs[point].append(cost.value)
+                texts[point] = cost.text
+            racing = still_racing({p: costs[p] for p in racing})
+        if texts:
+            self._settle(knob, costs, texts, incumbent)
+
+    def _settle(self, knob: Knob, costs: dict[Point, list[float]], texts: dict[Point, str], incumbent: Point) -> None:
+        best = winner(costs, incumbent)
+        if best == () and not all(map(math.isfinite, costs[()])):
+            raise EngineFailed("the start profile can't be measured", where=str(self._task.profile), why=texts[()])
+        self._out.point = best
+        self._out.heats.append(Heat(knob.key, {name_of(p): row for p, row in costs.items()},
+                                    {name_of(p): text for p, text in texts.items()}, name_of(best)))
+
+    def _candidates(self, knob: Knob, incumbent: Point) -> list[Point]:
+        """Return the incumbent and every value of the knob beside it that is safe and plans to something else."""
+        others = tuple(s for s in incumbent if s[0] != knob.key)
+        points = [(*others, (knob.key, value)) for value in knob.values]
+        points += [others] if others != incumbent else []
+        out = [incumbent]
+        for point in points:
+            plan = self._plan(point)
+            if plan is not None and (knob.key == "engine.args" or not self._same(plan, [*map(self._plan, out)])):
+                out.append(point)
+        return out
+
+    @staticmethod
+    def _same(plan: Plan, others: Sequence[Plan | None]) -> bool:
+        return any(o is not None and (o.placement, o.serving) == (plan.placement, plan.serving) for o in others)
+
+    def _plan(self, point: Point) -> Plan | None:
+        """Return what would be run, None (and the reason kept) where that would be unsafe or impossible."""
+        if point not in self._plans:
+            why: str | None
+            try:
+                plan = plan_only(load_profile(self._task.profile, (*self._task.overrides, *_overrides(point)))).plan
+                why = unsafe(plan, self._base)
+            except (WrongProfile, NotPermitted) as exc:
+                plan, why = None, exc.why or exc.what
+            if why:
+                self._refuse(point, why)
+            self._plans[point] = None if why else plan
+        return self._plans[point]
+
+    def _refuse(self, point: Point, why: str) -> None:
+        self._out.refused[name_of(point)] = why
+        self._say(f"refused {name_of(point)}: {why}")
+
+    def _measure(self, key: str, point: Point, turn: int) -> Cost:
+        if (known := self._journal.get(key)) is not None:
+            return Cost(float(known["cost"]), str(known["text"]))
+        if self._out.seconds > self._task.budget_s * _SEARCH_SHARE:
+            raise _OutOfTime
+        began = time.monotonic()
+        cost = self._run(point, turn)
+        self._out.seconds += time.monotonic() - began
+        self._out.runs += 1
+        self._journal.put(key, {"cost": cost.value, "text": cost.text})
+        self._say(f"{self._out.seconds:5.0f} s  {name_of(point)}: {cost.text}")
+        return cost
+
+    def _run(self, point: Point, turn: int) -> Cost:
+        """Measure a point once; each round of a race has requests of its own, the same for all."""
+        workload = self._task.conditions.workload
+        conditions = replace(self._task.conditions, workload=replace(workload, seed=workload.seed + turn))
+        target = Target("profile", str(self._task.profile), (*self._task.overrides, *_overrides(point)))
+        try:
+            return _cost(self._task, bench(target, conditions))
+        except LlamaopsError as exc:
+            if not point:
+                raise
+            return Cost(math.inf, f"failed: {exc.what}")
+
+
+def question(task: Task) -> dict[str, Any]:
+    """Return everything that measurements of a task depend on, for its journal."""
+    machine = {k: v for k, v in environment().items() if k != "load_average"}
+    return {"profile": task.profile.read_text(), "overrides": task.overrides, "objective": task.objective,
+            "workload": workload_document(task.conditions.workload), "slo": asdict(task.conditions.slo),
+            "noise": str(task.conditions.noise), "where": task.conditions.noise_where, "machine": machine}
+
+
+def write_winner(out: Tuned, path: Path, evidence: Path) -> None:
+    """Write the profile with what won, the rest of it as it was, and the evidence as comments at its top.
+
+    Where the text is written in a way that can't be edited in place, the whole profile is written anew without its
+    comments. Raises WrongProfile only if the result would not say what won.
+    """
+    source = out.task.profile.read_text()
+    text = source
+    for key, value in out.point:
+        text = set_value(text, key, value, "tuned")
+    path.write_text(_head(out, evidence) + text)
+    wanted = load_profile(out.task.profile, _overrides(out.point))
+    try:
+        same = load_profile(path, [f"name={wanted.name}"]) == wanted
+    except WrongProfile:
+        same = False
+    if not same:
+        path.write_text(_head(out, evidence) + _anew(source, out.point))
+        if load_profile(path, [f"name={wanted.name}"]) != wanted:
+            raise WrongProfile("the tuned profile can't be written", where=str(path),
+                               fix=f"add the values yourself: {name_of(out.point)}")
+
+
+def _anew(source: str, point: Point) -> str:
+    import yaml
+
+    from llamaops.core.yaml_text import override, read_yaml
+
+    data = read_yaml(source).data
+    for assignment in _overrides(point):
+        override(data, assignment, [])
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+
+
+def _head(out: Tuned, evidence: Path) -> str:
+    """Return the evidence as YAML comments."""
+    task = out.task
+    noise = f"noise {task.conditions.noise}" if task.conditions.noise else "no noise"
+    lines = [f"Tuned by llamaops {__version__} on {date.today()}, {environment()['cpu']}, {noise}.",
+             f"Objective {task.objective}: {name_of(out.point)}"]
+    if out.ratio:
+        lines.append(f"  cost × {out.ratio.ratio:.3f} ({out.ratio.low:.3f} – {out.ratio.high:.3f}), "
+                     f"{out.ratio.pairs} paired runs against {task.profile.name}")
+    lines += [f"  {line}" for line in confirmed_lines(out)]
+    lines.append(f"Evidence: {evidence.name}")
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def confirmed_lines(out: Tuned) -> list[str]:
+    """Return what the confirmation measured, a line a metric."""
+    if out.confirmation is None:
+        return []
+    return [f"{row.metric.name}: {row.base:.1f} → {row.other:.1f} {row.metric.unit}"
+            for row in out.confirmation.results[0].rows if row.base is not None and row.other is not None]
+
+
+def as_evidence(out: Tuned) -> dict[str, Any]:
+    """Return a tuning as a `llamaops-tune` document."""
+    return {"schema": SCHEMA, "profile": out.task.profile.name, "objective": out.task.objective,
+            "won": dict(out.point), "better": out.better, "ratio": asdict(out.ratio) if out.ratio else None,
+            "races": [_race(heat) for heat in out.heats], "refused": out.refused, "runs": out.runs,
+            "seconds": round(out.seconds, 1), "out_of_time": out.out_of_time,
+            "workload": workload_document(out.task.conditions.workload), "slo": asdict(out.task.conditions.slo),
+            "noise": str(out.task.conditions.noise), "environment": environment(),
+            "confirmation": as_comparison(out.confirmation) if out.confirmation else None}
+
+
+def _race(heat: Heat) -> dict[str, Any]:
+    """Return a race as JSON values; a run of no use has no cost."""
+    costs = {name: [c if math.isfinite(c) else None for c in row] for name, row in heat.costs.items()}
+    return asdict(heat) | {"costs": costs}
