@@ -108,24 +108,49 @@ class EngineProcess:
         return True
 
 
-def spawn(spec: LaunchSpec, *, mark: str, output: Callable[[bytes], None]) -> EngineProcess:
+def spawn(
+    spec: LaunchSpec, *, mark: str, output: Callable[[bytes], None], cpus: frozenset[int] | None = None
+) -> EngineProcess:
     """Start an engine in a session of its own, its stdout and stderr going to ``output``.
 
     Call it from the event loop's thread: the kernel ends the engine when the thread that spawned it ends. ``mark``
-    names the instance and generation, ``instance#generation``. Raises OSError when it can't be started at all.
+    names the instance and generation, ``instance#generation``. ``cpus`` are those the launch chain may start on, for
+    the relay may have moved to CPUs of its own (numactl refuses what it can't run on itself). Raises OSError when it
+    can't be started at all.
     """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     try:
         environ = {**spec.env, MARK: mark}
-        popen = subprocess.Popen(_guarded(spec.argv), env=environ, stdin=subprocess.DEVNULL, stdout=writer,
-                                 stderr=writer, start_new_session=True)
+        with _on_cpus(cpus):
+            popen = subprocess.Popen(_guarded(spec.argv), env=environ, stdin=subprocess.DEVNULL, stdout=writer,
+                                     stderr=writer, start_new_session=True)
     except BaseException:
         os.close(reader)
         raise
     finally:
         os.close(writer)
     return EngineProcess(popen, reader, output, mark)
+
+
+@contextlib.contextmanager
+def _on_cpus(cpus: frozenset[int] | None) -> Iterator[None]:
+    """Let this thread run on ``cpus`` for a moment, as a child inherits them."""
+    ours = current_cpus()
+    if cpus is None or ours is None or cpus == ours:
+        yield
+        return
+    with contextlib.suppress(OSError):  # they went offline, or a cpuset shrank: then the child starts where we are
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
+def current_cpus() -> frozenset[int] | None:
+    """Return the CPUs this thread may use; None on systems without affinity."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def _guarded(argv: Sequence[str]) -> Sequence[str]:
@@ -234,18 +259,41 @@ def any_runnable(pid: int) -> bool:
 
 def oom_kills() -> int:
     """Return how many processes of our own memory cgroup the kernel has killed so far; 0 where it can't be told."""
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            file = Path(f"/sys/fs/cgroup{path}/memory.events")
-        elif "memory" in controllers.split(","):
-            file = Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-        else:
-            continue
+    for file in _oom_counters():
         for entry in _lines(file):
             if entry.startswith("oom_kill "):
                 return int(entry.split()[1])
     return 0
+
+
+def _oom_counters() -> Iterator[Path]:
+    """Yield where the count may be: cgroup v2 or v1, by our path, or at the top where a container sees only itself."""
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            folder, name = Path("/sys/fs/cgroup"), "memory.events"
+        elif "memory" in controllers.split(","):
+            folder, name = Path("/sys/fs/cgroup/memory"), "memory.oom_control"
+        else:
+            continue
+        yield from (folder / path.lstrip("/") / name, folder / name)
+
+
+def reap_orphans(seen: frozenset[int]) -> frozenset[int]:
+    """Reap the zombies that were ``seen`` before and return those there are now.
+
+    As pid 1 of a container we inherit every orphan. A child of our own is waited for at once by who started it, so one
+    that is still a zombie at the next look is nobody's.
+    """
+    zombies = frozenset(pid for pid in _pids() if (stat := read_stat(pid)) and stat.state == "Z" and _is_child(pid))
+    for pid in zombies & seen:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return zombies - seen
+
+
+def _is_child(pid: int) -> bool:
+    return f"PPid:\t{os.getpid()}" in _lines(Path(f"/proc/{pid}/status"))
 
 
 def _lines(path: Path) -> list[str]:

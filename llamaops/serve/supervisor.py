@@ -22,7 +22,7 @@ from llamaops.core.profile import SuperviseSection
 from llamaops.errors import EngineFailed, LlamaopsError, TryAgain
 from llamaops.serve.enginelog import EngineLog, LineWriter
 from llamaops.serve.probe import is_serving, warm_up
-from llamaops.serve.process import EngineProcess, any_runnable, bytes_read, spawn
+from llamaops.serve.process import EngineProcess, any_runnable, bytes_read, current_cpus, reap_orphans, spawn
 from llamaops.serve.pulse import Pulse, look
 from llamaops.serve.traffic import Endpoint, Traffic, Unready
 
@@ -32,7 +32,13 @@ MakeLaunch = Callable[[int], LaunchSpec]
 """From a generation (1, 2, …) to what is started: each needs an address of its own."""
 
 _PROBE_FIRST_S = 0.01
-_PROBE_MAX_S = 0.03  # a probe costs 0.1 ms; what it comes late adds to every start
+_PROBE_SHARE = 0.05
+_PROBE_MAX_S = 0.25
+"""Without a log line to wake it, a probe comes late by at most this share of the load, at most so long.
+
+Oftener, and what the engine spends on answers would look like progress.
+"""
+_REAP_S = 10.0
 _LOG_LINES = 15
 
 
@@ -95,6 +101,7 @@ class Supervisor:
         self._timers: list[asyncio.TimerHandle] = []
         self._errands: set[asyncio.Task[None]] = set()
         self._drain: asyncio.Task[None] | None = None
+        self._cpus = current_cpus()
         self._replacing: asyncio.Task[None] | None = None
         self._wanted: tuple[MakeLaunch, bool, str] | None = None
         self._moved = asyncio.Event()
@@ -109,6 +116,8 @@ class Supervisor:
         ends, cancellation included, no engine is left.
         """
         self._post(life.StartRequested("start"))
+        if os.getpid() == 1:
+            self._errand(_reap_for_ever())
         try:
             while not self._is_over():
                 self._apply(await self._events.get())
@@ -252,10 +261,9 @@ class Supervisor:
     def _spawn(self, generation: int) -> None:
         try:
             spec = self._make_launch(generation)
-            if spec.socket:
-                Path(spec.socket).unlink(missing_ok=True)
+            self._remove_socket(spec)
             output = self._log.writer()
-            process = spawn(spec, mark=f"{self._mark}#{generation}", output=output.feed)
+            process = spawn(spec, mark=f"{self._mark}#{generation}", output=output.feed, cpus=self._cpus)
         except (OSError, LlamaopsError) as exc:
             self._report_end(_End(generation, None, _cannot_start(exc)))
             return
@@ -297,10 +305,14 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
         engine.output.close()
         del self._engines[engine.generation]
-        if engine.spec.socket:
-            Path(engine.spec.socket).unlink(missing_ok=True)
+        self._remove_socket(engine.spec)
         lines = tuple(engine.output.tail)
         self._report_end(_End(engine.generation, ended, explain(ended, lines), lines))
+
+    @staticmethod
+    def _remove_socket(spec: LaunchSpec) -> None:
+        if spec.socket:
+            Path(spec.socket).unlink(missing_ok=True)
 
     def _report_end(self, end: _End) -> None:
         self._last_end = end
@@ -308,13 +320,13 @@ class Supervisor:
 
     async def _wait_ready(self, engine: _Running) -> None:
         """Report ready once our own child answers; `_guard` ends the wait when there is no progress."""
-        pid, delay = engine.process.pid, _PROBE_FIRST_S
+        pid, began = engine.process.pid, time.monotonic()
         while not await self._probe(engine):
             await asyncio.sleep(_PROBE_FIRST_S)
             engine.output.spoke.clear()
+            delay = min((time.monotonic() - began) * _PROBE_SHARE, _PROBE_MAX_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.output.spoke.wait(), delay)  # a new line may say: ready
-            delay = min(delay * 1.2, _PROBE_MAX_S)
         if self._warm_up:
             with contextlib.suppress(OSError, ValueError, EOFError):
                 await warm_up(engine.spec, pid)
@@ -415,14 +427,23 @@ class Supervisor:
     async def _clean_up(self) -> None:
         """Leave nothing: whatever still lives is killed and awaited."""
         self._cancel_timers(State.BACKOFF)
-        for engine in tuple(self._engines.values()):
-            self._signal(engine.generation, "KILL")
-        while self._engines:
-            await asyncio.wait([e.process.exited for e in self._engines.values()])
-            await asyncio.sleep(0)
+        left = list(self._engines.values())
+        for engine in left:
+            engine.process.signal(signal.SIGKILL)
+        if left:
+            await asyncio.wait([engine.process.exited for engine in left])
         for task in tuple(self._errands):
             task.cancel()
         await asyncio.gather(*self._errands, return_exceptions=True)
+        for engine in left:
+            self._remove_socket(engine.spec)
+
+
+async def _reap_for_ever() -> None:
+    seen: frozenset[int] = frozenset()
+    while True:
+        seen = await asyncio.to_thread(reap_orphans, seen)
+        await asyncio.sleep(_REAP_S)
 
 
 def _as_json(line: life.Transition, epoch_offset_s: float) -> dict[str, Any]:

@@ -149,6 +149,44 @@ def test_the_next_start_ends_what_the_last_run_left(tmp_path: Path, mark: str) -
     assert len(end_strays(mark)) in (1, 2)
 
 
+def test_an_engine_starts_where_its_launch_may_run_though_the_relay_moved(tmp_path: Path, mark: str) -> None:
+    async def body() -> None:
+        all_cpus = process.current_cpus()
+        assert all_cpus is not None
+        os.sched_setaffinity(0, {min(all_cpus)})
+        try:
+            engine = spawn(launch(tmp_path), mark=f"{mark}#1", output=bytearray().extend, cpus=all_cpus)
+            assert os.sched_getaffinity(engine.pid) == all_cpus
+            assert process.current_cpus() == frozenset({min(all_cpus)})
+        finally:
+            os.sched_setaffinity(0, all_cpus)
+        engine.signal(signal.SIGKILL)
+        await engine.exited
+
+    asyncio.run(body())
+
+
+def test_as_pid_1_orphans_are_reaped_and_children_of_our_own_are_not() -> None:
+    """A subreaper (prctl 36) inherits orphans just as pid 1 does."""
+    code = textwrap.dedent("""
+        import ctypes, os, subprocess, sys, time
+        from llamaops.serve.process import reap_orphans, read_stat
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+        own = subprocess.Popen(["true"])
+        made = subprocess.run(["sh", "-c", "sleep 0.05 & echo $!"], stdout=subprocess.PIPE, check=True)
+        orphan = int(made.stdout)
+        while not all((stat := read_stat(pid)) and stat.state == "Z" for pid in (own.pid, orphan)):
+            time.sleep(0.01)
+        seen = reap_orphans(frozenset())
+        assert seen == {own.pid, orphan}, seen
+        assert own.wait() == 0
+        assert reap_orphans(seen) == frozenset()
+        assert read_stat(orphan) is None
+    """)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
 def marked(pid: int, mark: str) -> bool:
     return process._is_marked(pid, f"{process.MARK}={mark}".encode())
 

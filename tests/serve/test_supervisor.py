@@ -433,7 +433,7 @@ def test_a_flood_of_log_does_not_block_the_engine(rig: Rig) -> None:
 
 
 def test_stop_waits_for_requests_and_then_ends_them(rig: Rig) -> None:
-    supervisor = rig.supervisor()
+    supervisor = rig.supervisor(QUICK.model_copy(update={"stall_timeout_s": 60}))
     told: list[str] = []
 
     async def body() -> None:
@@ -517,6 +517,21 @@ def test_cancelling_leaves_no_engine(rig: Rig) -> None:
     drive(body)
 
 
+def test_cancelling_every_task_at_once_leaves_no_engine(rig: Rig) -> None:
+    """What asyncio.run does when its main task ends early."""
+    rig.switches = ["--stub-ignore-term", "--stub-fork", "daemon"]
+    supervisor = rig.supervisor()
+
+    async def body() -> None:
+        running = asyncio.create_task(supervisor.run())
+        await supervisor.wait_ready()
+        assert not running.done()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(body())
+
+
 def test_what_is_read_back_is_shown(rig: Rig) -> None:
     seen: list[int] = []
 
@@ -553,7 +568,7 @@ def test_death_during_load_is_noticed_within_a_second(rig: Rig) -> None:
 
 
 def test_replace_switches_when_the_new_engine_is_ready(rig: Rig) -> None:
-    supervisor = rig.supervisor()
+    supervisor = rig.supervisor(QUICK.model_copy(update={"stall_timeout_s": 60, "drain_timeout_s": 60}))
     told: list[str] = []
 
     async def body() -> None:

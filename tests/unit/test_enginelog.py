@@ -62,6 +62,15 @@ def test_a_file_that_cannot_be_written_costs_nothing_but_its_lines(tmp_path: Pat
     assert log.last(1) == ["kept in memory"]
 
 
+def test_a_full_disk_costs_nothing_but_the_lines_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.symlink_to("/dev/full")
+    log = EngineLog(path)
+    log.add("kept in memory")
+    log.close()
+    assert log.last(1) == ["kept in memory"]
+
+
 def test_followers_see_the_last_lines_and_new_ones() -> None:
     async def body() -> None:
         log = EngineLog()
