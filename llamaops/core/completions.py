@@ -105,7 +105,8 @@ class StreamReader:
     those of `feed`, and every question is answered as if nothing were late.
     """
 
-    __slots__ = ("_decoder", "_first_text_at", "_gap", "_head", "_last", "_last_text_at", "_late", "_text", "_usual")
+    __slots__ = ("_decoder", "_first_text_at", "_gap", "_head", "_last", "_last_text_at", "_late", "_text", "_texts",
+                 "_usual")
 
     def __init__(self, family: Family, gap: Callable[[float], None]) -> None:
         self._decoder = SSEDecoder()
@@ -117,6 +118,7 @@ class StreamReader:
         self._last = b""  # those since: counts and finish are in the last of them
         self._first_text_at: float | None = None
         self._last_text_at = 0.0
+        self._texts = 0
 
     def feed(self, chunk: bytes, now: float) -> None:
         """Take the next bytes of the stream, received at ``now`` (seconds)."""
@@ -141,6 +143,7 @@ class StreamReader:
         else:
             self._gap(now - self._last_text_at)
         self._last_text_at = now
+        self._texts += 1
 
     def _has_text(self, data: bytes) -> bool:
         at = data.find(self._usual)
@@ -158,6 +161,11 @@ class StreamReader:
         """Return when the first and the last event with text came, on the clock of `feed`; None without text."""
         self._catch_up()
         return None if self._first_text_at is None else (self._first_text_at, self._last_text_at)
+
+    @property
+    def texts(self) -> int:
+        """How many events with text there have been; ask `text_times` first for those that are still late."""
+        return self._texts
 
     def counts(self) -> Counts:
         """Return what the stream has said so far about tokens and its end."""

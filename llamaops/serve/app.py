@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import secrets
@@ -18,6 +17,7 @@ from llamaops.serve.auth import KeyRing, presented_key
 from llamaops.serve.call import Call, ClientGone, Message, Receive, Refusal, Send
 from llamaops.serve.cors import cors_headers, preflight_headers
 from llamaops.serve.metrics import RequestMetrics
+from llamaops.serve.page import GUARDS, PATHS, page_file
 from llamaops.serve.relay import Relay, RelayLimits
 from llamaops.serve.requestlog import Record
 from llamaops.serve.routes import ROUTES, Route
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
-_OPEN = frozenset({b"/", b"/healthz", b"/readyz"})  # no key needed: they say nothing about requests
+_OPEN = frozenset({*PATHS, b"/healthz", b"/readyz"})  # no key needed: they say nothing about requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ class App:
         self._status = status
         self.admission = Admission(config.slots, config.queue_depth, config.queue_per_key)
         self.metrics = RequestMetrics(traffic.in_flight, lambda: self.admission.waiting)
-        self._relay = Relay(backend, traffic, self.admission, self.metrics)
-        self._own = {b"/": self._page, b"/healthz": self._healthz, b"/readyz": self._readyz, b"/metrics": self._metrics}
+        self.relay = Relay(backend, traffic, self.admission, self.metrics)
+        self._own = {b"/healthz": self._healthz, b"/readyz": self._readyz, b"/metrics": self._metrics,
+                     b"/status": self._answer_status} | dict.fromkeys(PATHS, self._page)
         self.configure(config)
 
     def configure(self, config: RelayConfig) -> None:
@@ -128,7 +129,7 @@ class App:
         elif call.method not in route.methods:
             raise _wrong_method(call.method, route.methods)
         else:
-            await self._relay.carry(call, route, self._limits)
+            await self.relay.carry(call, route, self._limits)
 
     def _authenticate(self, call: Call) -> None:
         keys = self._config.keys
@@ -169,13 +170,13 @@ class App:
         page, content_type = self.metrics.page((call.header(b"accept") or b"").decode("latin-1"))
         await call.answer(200, [(b"content-type", content_type.encode())], page)
 
+    async def _answer_status(self, call: Call) -> None:
+        document = {"name": self._config.model, **self._status()}
+        headers = [(b"content-type", b"application/json; charset=utf-8"), *GUARDS]
+        await call.answer(200, headers, json.dumps(document, ensure_ascii=False).encode())
+
     async def _page(self, call: Call) -> None:
-        endpoint = self._backend.endpoint()
-        state = f"{endpoint.state}: {endpoint.reason}" if isinstance(endpoint, Unready) else "ready"
-        facts: dict[str, object] = {"model": self._config.model, "state": state}
-        if self._config.keys is None:  # with keys, the rest is for those who have one
-            facts |= self._status()
-        await call.answer(200, [(b"content-type", b"text/html; charset=utf-8")], _status_page(facts).encode())
+        await call.answer(200, *page_file(call.raw_path))
 
 
 def _wrong_method(method: str, allowed: frozenset[str]) -> Refusal:
@@ -183,17 +184,10 @@ def _wrong_method(method: str, allowed: frozenset[str]) -> Refusal:
                    kind="invalid_request_error", code="method_not_allowed")
 
 
-def _status_page(facts: dict[str, object]) -> str:
-    texts = {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in facts.items()}
-    rows = "".join(f"<tr><th>{html.escape(name)}<td>{html.escape(text)}" for name, text in texts.items())
-    head = "<!doctype html><html lang=en><meta charset=utf-8><title>llamaops</title><h1>llamaops</h1>"
-    return f"{head}<table>{rows}</table>\n"
-
-
 def make_app(
     backend: Backend, traffic: Traffic, config: RelayConfig, *, status: Callable[[], dict[str, object]]
 ) -> App:
-    """Return the application; ``status`` gives the facts of the page at ``/``."""
+    """Return the application; ``status`` gives what ``/status`` answers."""
     return App(backend, traffic, config, status)
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 PREFIX = "llamaops_"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus 3 refuses a scrape without a content type it knows
 
-_TTFT = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 300)
-_ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.4, 0.8, 1.5, 3)
+_TTFT = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60)
+_ITL = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.4, 0.8, 1.5, 3, 5)
 _E2E = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600, 1800)
 _QUEUE = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -31,6 +31,15 @@ class Histogram:
         self._name, self._help, self._bounds = PREFIX + name, text, bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The upper bounds of the buckets but the last, which has none."""
+        return self._bounds
+
+    def counts(self) -> list[int]:
+        """Return how many values each bucket holds, the last without bound included."""
+        return list(self._counts)
 
     def observe(self, value: float) -> None:
         """Count one value."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from llamaops.core.completions import Ask, BodyReader, StreamReader, error_message, read_ask
+from llamaops.core.explain import Stream
 from llamaops.serve.admission import Admission, Place, QueueFull
 from llamaops.serve.call import Call, Headers, Refusal
 from llamaops.serve.engine_client import EngineGone, Exchange, Head, connect, request_head
@@ -27,6 +29,7 @@ _RESPONSE_DROP = _HOP | {b"date", b"x-request-id"}
 _STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"),
                             (b"x-accel-buffering", b"no")]
 _PING = b": ping\n"
+_ENDED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,20 @@ class Relay:
         self._traffic = traffic
         self._admission = admission
         self._metrics = metrics
+        self._passages: set[_Passage] = set()
+        self._ended: deque[tuple[float, Stream]] = deque(maxlen=_ENDED)
+
+    def streams(self, now: float) -> list[Stream]:
+        """Return the generating requests that are under way at ``now`` (monotonic seconds), oldest first."""
+        return sorted((p.seen(now) for p in self._passages), key=lambda s: -s.age_s)
+
+    def ended(self, since: float) -> list[tuple[float, Stream]]:
+        """Return the requests that ended after ``since`` (monotonic seconds), each with when; the last few only."""
+        return [(at, stream) for at, stream in self._ended if at > since]
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request in the engine with an error towards its client; tell whether there was one of that id."""
+        return any(p.cancel() for p in self._passages if p.has_id(request_id))
 
     async def carry(self, call: Call, route: Route, limits: RelayLimits) -> None:
         """Answer ``call`` with what the engine says. Raises Refusal before the first byte, ClientGone at any time."""
@@ -85,15 +102,45 @@ class _Passage:
         self._whole = BodyReader()
         self._streaming = False
         self._sent_at = 0.0
+        self._admitted_at: float | None = None
+        self._blocked_since: float | None = None
+
+    def has_id(self, request_id: str) -> bool:
+        """Tell whether this request goes by that id."""
+        return self._call.record.id == request_id
+
+    def cancel(self) -> bool:
+        """Break it off, if the engine works on it."""
+        if not self._connected.done():
+            return False
+        self._connected.result().fail("cancelled by the operator")
+        return True
+
+    def seen(self, now: float) -> Stream:
+        """Return what can be said of this request at ``now``."""
+        record, times = self._call.record, self._stream.text_times() if self._stream else None
+        begun_at = self._admitted_at
+        quiet_since = times[1] if times else begun_at or record.started_at
+        return Stream(
+            id=record.id, key=record.key, endpoint=record.endpoint, age_s=now - record.started_at,
+            phase="queued" if begun_at is None else "decode" if times else "prefill", silent_s=now - quiet_since,
+            events=self._stream.texts if self._stream else 0,
+            ttft_s=times[0] - record.started_at if times else None,
+            blocked_s=now - self._blocked_since if self._blocked_since is not None else 0.0,
+            prefill_s=None if begun_at is None else (times[0] if times else now) - begun_at,
+        )
 
     async def run(self) -> None:
         """Carry the request. Raises Refusal before the first byte, ClientGone at any time."""
         upload = None if self._body is not None else self._upload
         place = self._enter() if self._route.generates else None
+        if place is not None:
+            self._relay._passages.add(self)
         try:
             async with self._call.watched(upload):
                 if place is not None:
                     await self._wait(place)
+                self._admitted_at = time.monotonic()
                 await self._exchange()
         except Refusal as refusal:
             if not self._call.started:
@@ -102,6 +149,8 @@ class _Passage:
         finally:
             if place is not None:
                 self._relay._admission.leave(place)
+                self._relay._passages.discard(self)
+                self._relay._ended.append(((now := time.monotonic()), self.seen(now)))
             self._report()
 
     # --- the queue
@@ -223,7 +272,9 @@ class _Passage:
             if not chunk:
                 await self._ping()
             elif not forward(chunk):
+                self._blocked_since = clock()
                 await self._call.write(chunk)
+                self._blocked_since = None
                 self._sent_at = traffic.last_byte_at = now = clock()
                 feed(chunk, now)
         await self._call.finish()

@@ -25,12 +25,14 @@ from llamaops.serve.auth import KeyRing, load_keys
 from llamaops.serve.control import serve_control
 from llamaops.serve.enginelog import EngineLog
 from llamaops.serve.instance import Instance
+from llamaops.serve.status import page_status
 from llamaops.serve.supervisor import MakeLaunch, Supervisor
 from llamaops.serve.threads import apply_priority, read_back, set_relay_priority
 from llamaops.serve.traffic import Traffic
 
 if TYPE_CHECKING:
     from llamaops.serve.app import App, RelayConfig
+    from llamaops.serve.observe import Observer
 
 log = logging.getLogger("llamaops")
 
@@ -110,6 +112,7 @@ class Service:
                                       mark=instance.mark, read_back=self._read_back, on_spawn=self._on_spawn)
         self._keys = load_keys(job.profile.serve.api_keys, os.environ)
         self._app: App | None = None
+        self._observer: Observer | None = None
         self._drift: dict[str, Note] = {}
         self._reload_lock = asyncio.Lock()
         self._queued_reload: asyncio.Task[str] | None = None
@@ -137,10 +140,13 @@ class Service:
         await asyncio.sleep(0)  # the engine is spawned here, so that it loads while the relay's modules are imported
         from llamaops.serve.app import make_app, make_server
 
-        self._app = make_app(self._supervisor, self._traffic, _relay_config(self._job, self._keys), status=self.status)
+        self._app = make_app(self._supervisor, self._traffic, _relay_config(self._job, self._keys),
+                             status=lambda: page_status(self.status()))
+        self._observer = self._observe(self._app)
         server = make_server(self._app, self._sock)
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
-        helpers = [asyncio.create_task(work) for work in (self._tell_ready(), self._check_threads(), self._watchdog())]
+        helpers = [asyncio.create_task(work) for work in (
+            self._tell_ready(), self._check_threads(), self._watchdog(), self._observer.run())]
         try:
             await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done() and not supervising.done():
@@ -153,6 +159,15 @@ class Service:
             await asyncio.gather(serving, *helpers, return_exceptions=True)
 
     # ---- the engine ----
+
+    def _observe(self, app: App) -> Observer:
+        """Let somebody look at the engine and its CPUs, and show on /metrics what is seen."""
+        from llamaops.serve.observe import Observer
+
+        engine, model = self._job.engine, self._job.model
+        build = {"version": __version__, "engine": engine.version or "unknown", "model": self._job.profile.name,
+                 "quant": model.quant or "unknown"}
+        return Observer(app, self._supervisor, lambda: (self._job.plan, self._job.profile), self._notes, build)
 
     def _launcher(self, job: Job) -> MakeLaunch:
         def make(generation: int) -> LaunchSpec:
@@ -287,16 +302,20 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Return the instance's state as ``llamaops status --json`` prints it."""
         supervisor = self._supervisor.status()
-        notes = [asdict(note) for note in (*self._job.plan.notes, *self._drift.values())]
         queue = self._app.admission.snapshot() if self._app else {}
         return {
             "name": self._job.profile.name, "url": self.url, "llamaops": __version__, "llamaops_pid": os.getpid(),
             **supervisor,
-            "notes": notes + supervisor["notes"],
+            "notes": self._notes(),
             "requests": {"in_flight": self._traffic.in_flight(), **queue},
             "model": {"path": self._job.model.path, "quant": self._job.model.quant, "names": self._names()},
             "engine": {"path": self._job.engine.path, "version": self._job.engine.version},
+            **(self._observer.tell() if self._observer else {"streams": [], "now": None}),
         }
+
+    def _notes(self) -> list[dict[str, Any]]:
+        """Return what the plan noted and where the live threads differ from it."""
+        return [asdict(n) for n in (*self._job.plan.notes, *self._drift.values(), *self._supervisor.notes())]
 
     def _names(self) -> list[str]:
         return [self._job.profile.name, *self._job.profile.model.aliases]
@@ -316,6 +335,9 @@ class Service:
         async def reload(request: Mapping[str, Any]) -> str:
             return await self.reload()
 
+        async def cancel(request: Mapping[str, Any]) -> bool:
+            return self._app is not None and self._app.relay.cancel(str(request.get("id")))
+
         async def logs(request: Mapping[str, Any]) -> AsyncIterator[str]:
             count = int(request.get("lines", 100))
             if request.get("follow"):
@@ -325,7 +347,7 @@ class Service:
                 for line in self._log.last(count):
                     yield line
 
-        return {"status": status, "plan": plan, "stop": stop, "reload": reload, "logs": logs}
+        return {"status": status, "plan": plan, "stop": stop, "reload": reload, "cancel": cancel, "logs": logs}
 
 
 def _relay_config(job: Job, keys: KeyRing | None) -> RelayConfig:

@@ -170,7 +170,7 @@ def test_head_options_and_query_strings() -> None:
             for path, body in (("/healthz", b"ok\n"), ("/readyz", b"ready\n")):
                 assert (await (await r.get(path)).answer()).body == body
                 assert (await (await r.get(path, method="HEAD")).answer(bodiless=True)).status == 200
-            assert b"smol" in (await (await r.get("/")).answer()).body
+            assert b"smol" in (await (await r.get("/status")).answer()).body
 
     run(main())
 
@@ -243,7 +243,7 @@ KEYS = KeyRing.parse("alice:sesame\nbob:olive\n", "keys")
 def test_keys_are_asked_for_everywhere_but_on_health() -> None:
     async def main() -> None:
         async with rig(answer_list, keys=KEYS) as r:
-            for path in ("/v1/models", "/metrics", "/slots", "/nowhere"):
+            for path in ("/v1/models", "/metrics", "/status", "/slots", "/nowhere"):
                 answer = await (await r.get(path)).answer()
                 assert (answer.status, json.loads(answer.body)["error"]["code"]) == (401, "invalid_api_key")
                 assert answer.headers["www-authenticate"].startswith("Bearer")

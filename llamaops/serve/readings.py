@@ -1,0 +1,226 @@
+"""What the kernel says about the engine, the relay and their CPUs at one moment. A file that is missing is not told."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamaops.core.cpuset import CpuSet
+
+_POLICIES = {0: "other", 1: "fifo", 2: "rr", 3: "batch", 5: "idle", 6: "deadline", 7: "ext"}
+_CPU_SENSORS = re.compile(r"x86_pkg_temp|cpu|soc|coretemp|k10temp|zenpower", re.IGNORECASE)
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReading:
+    """One thread: where it ran last, what it used and how long it waited on a run queue, in seconds since it began."""
+
+    tid: int
+    cpu: int
+    policy: str
+    run_s: float
+    wait_s: float
+    voluntary: int
+    involuntary: int
+    migrations: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuReading:
+    """Seconds of one CPU since boot: at work, taken by the hypervisor."""
+
+    busy_s: float
+    steal_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """One process: its name, the CPU it ran on last and the CPU seconds it used."""
+
+    name: str
+    cpu: int
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All of it at ``at`` (monotonic seconds); ``pid`` is the engine's, None when there is none."""
+
+    at: float
+    pid: int | None
+    cpus: dict[int, CpuReading]
+    engine: dict[int, ThreadReading]
+    relay: dict[int, ThreadReading]
+    rss_bytes: int | None
+    cpu_s: float | None
+    major_faults: int
+    throttled_s: float | None
+    pressure: dict[str, float]
+    temperature_celsius: float | None
+    hertz: dict[int, float]
+    slowest_clock: float | None
+
+
+def read(pid: int | None, watched: CpuSet, root: Path = Path("/")) -> Reading:
+    """Look once. ``watched`` are the CPUs whose clock is read: on some machines each costs an interrupt."""
+    stat = _stat(root / f"proc/{pid}/stat") if pid else None
+    hertz, slowest = _clocks(root, watched)
+    return Reading(
+        at=time.monotonic(), pid=pid, cpus=_cpus(root),
+        engine=read_threads(root, pid) if pid else {}, relay=read_threads(root, os.getpid()),
+        rss_bytes=_rss(root, pid) if pid else None, cpu_s=(int(stat[11]) + int(stat[12])) * _TICK_S if stat else None,
+        major_faults=int(stat[9]) if stat else 0, throttled_s=_throttled(root), pressure=_pressure(root),
+        temperature_celsius=_temperature(root), hertz=hertz, slowest_clock=slowest,
+    )
+
+
+def read_threads(root: Path, pid: int) -> dict[int, ThreadReading]:
+    """Return the threads of a process by id; those that end meanwhile are left out."""
+    found = {}
+    for tid in _numbers(root / f"proc/{pid}/task"):
+        thread = _thread(root / f"proc/{pid}/task/{tid}", tid)
+        if thread is not None:
+            found[tid] = thread
+    return found
+
+
+def _thread(folder: Path, tid: int) -> ThreadReading | None:
+    stat = _stat(folder / "stat")
+    if stat is None:
+        return None
+    run_s, wait_s = (int(stat[11]) + int(stat[12])) * _TICK_S, 0.0
+    if len(times := (_text(folder / "schedstat") or "").split()) == 3:
+        run_s, wait_s = int(times[0]) / 1e9, int(times[1]) / 1e9
+    sched = _pairs(_text(folder / "sched") or _text(folder / "status"))
+    voluntary = sched.get("nr_voluntary_switches", sched.get("voluntary_ctxt_switches", 0))
+    involuntary = sched.get("nr_involuntary_switches", sched.get("nonvoluntary_ctxt_switches", 0))
+    return ThreadReading(tid, int(stat[36]), _POLICIES.get(int(stat[38]), "unknown"), run_s, wait_s, voluntary,
+                         involuntary, sched.get("se.nr_migrations", 0))
+
+
+def read_processes(root: Path, ours: set[int]) -> dict[int, ProcessReading]:
+    """Return every process but ``ours`` by pid."""
+    found = {}
+    for pid in _numbers(root / "proc"):
+        if pid not in ours and (text := _text(root / f"proc/{pid}/stat")):
+            name = text[text.index("(") + 1 : text.rindex(")")]
+            field = text[text.rindex(")") + 2 :].split()
+            found[pid] = ProcessReading(name, int(field[36]), (int(field[11]) + int(field[12])) * _TICK_S)
+    return found
+
+
+def _cpus(root: Path) -> dict[int, CpuReading]:
+    """Read /proc/stat (proc_stat(5)): user nice system idle iowait irq softirq steal."""
+    found = {}
+    for line in (_text(root / "proc/stat") or "").splitlines():
+        words = line.split()
+        if words and words[0].startswith("cpu") and words[0][3:].isdigit() and len(words) >= 5:
+            ticks = [int(w) for w in words[1:9]] + [0] * (9 - len(words))
+            busy = ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]
+            found[int(words[0][3:])] = CpuReading(busy * _TICK_S, ticks[7] * _TICK_S)
+    return found
+
+
+def _clocks(root: Path, cpus: CpuSet) -> tuple[dict[int, float], float | None]:
+    """Return the clock of each CPU in hertz, and the lowest relative to its own greatest."""
+    hertz, shares = {}, []
+    for cpu in sorted(cpus):
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        now, most = _number(folder / "scaling_cur_freq"), _number(folder / "cpuinfo_max_freq")
+        if now:
+            hertz[cpu] = now * 1000.0
+            shares += [now / most] if most else []
+    return hertz, min(shares, default=None)
+
+
+def _pressure(root: Path) -> dict[str, float]:
+    """Return the share of the last 10 s in which some task waited, by resource (Documentation/accounting/psi.rst)."""
+    found = {}
+    for resource in ("cpu", "memory", "io"):
+        match = re.search(r"some avg10=([0-9.]+)", _text(root / f"proc/pressure/{resource}") or "")
+        if match:
+            found[resource] = float(match.group(1)) / 100
+    return found
+
+
+def _throttled(root: Path) -> float | None:
+    """Return for how long a quota of our cgroup or an ancestor has stopped it, the longest of them."""
+    found = []
+    for folder in _cpu_folders(root):
+        stat = _pairs(_text(folder / "cpu.stat"), None)
+        if "throttled_usec" in stat:
+            found.append(stat["throttled_usec"] / 1e6)
+        elif "throttled_time" in stat:
+            found.append(stat["throttled_time"] / 1e9)
+    return max(found, default=None)
+
+
+def _cpu_folders(root: Path) -> Iterator[Path]:
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            top = root / "sys/fs/cgroup" / controllers
+            folder = top / path.lstrip("/")
+            # A container may see only its own part of the tree, then the path leads nowhere and its top is ours.
+            yield from (f for f in (folder, *folder.parents) if f == top or f.is_relative_to(top))
+
+
+def _temperature(root: Path) -> float | None:
+    """Return the hottest CPU sensor; where none says that it is one, the hottest of all."""
+    zones = [(_text(z / "type") or "", _number(z / "temp")) for z in _glob(root / "sys/class/thermal", "thermal_zone*")]
+    zones += [(_text(h / "name") or "", _number(t)) for h in _glob(root / "sys/class/hwmon", "hwmon*")
+              for t in _glob(h, "temp*_input")]
+    known = [(name, value / 1000) for name, value in zones if value is not None and 0 < value < 150_000]
+    of_cpu = [value for name, value in known if _CPU_SENSORS.search(name)]
+    return max(of_cpu or [value for _, value in known], default=None)
+
+
+def _rss(root: Path, pid: int) -> int | None:
+    words = (_text(root / f"proc/{pid}/statm") or "").split()
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if len(words) > 1 else None
+
+
+# Reading files.
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except (OSError, ValueError):
+        return None
+
+
+def _stat(path: Path) -> list[str] | None:
+    """Return the fields of a stat file from the state on (proc_pid_stat(5)); the name before may hold anything."""
+    text = _text(path)
+    return text[text.rindex(")") + 2 :].split() if text else None
+
+
+def _number(path: Path) -> int | None:
+    text = (_text(path) or "").strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _pairs(text: str | None, separator: str | None = ":") -> dict[str, int]:
+    """Read ``name : number`` lines; others are passed over."""
+    split = [line.split(separator, 1) for line in (text or "").splitlines()]
+    return {p[0].strip(): int(p[1]) for p in split if len(p) == 2 and p[1].strip().isdigit()}
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208 - the cheap way: no stat
+    except OSError:
+        return []
+
+
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
