@@ -23,17 +23,21 @@ __all__ = ["probe_host", "probe_rt"]
 TOOLS = ("taskset", "chrt", "nice", "numactl", "setpriv")
 
 
-def probe_host(root: Path | str = "/") -> Host:
+def probe_host(root: Path | str = "/", *, affinity: CpuSet | None = None) -> Host:
     """Describe the machine below ``root``: ``/`` is this one, any other folder a recording with the same relative
     paths.
 
     Reads sysfs, procfs and cgroupfs only. What is missing or garbled is unknown (None), never an error. This machine is
     asked two things more, by trying in a child: whether real time and memory policies are permitted.
+    ``affinity`` replaces this process's present mask: a relay that moved to its housekeeping CPUs plans with the mask it
+    was started with.
     """
     files = Root(root)
     if files.live and not sys.platform.startswith("linux"):
         return _other_system()
     host = _read(files)
+    if affinity is not None:
+        host = replace(host, affinity=affinity)
     return replace(host, tools=_find_tools(), rights=_tried(host)) if files.live else host
 
 

@@ -190,14 +190,33 @@ def _page_cache(stat: dict[str, int]) -> int:
 
 
 def _weight_path(root: Root, folders: list[str]) -> str | None:
-    """Return our own cgroup's weight file if this process may write it.
+    """Return our own cgroup's weight file if this process may write it and nobody else lives in that cgroup.
 
     The root group's ``cpu.shares`` exists but refuses every write, so it is no lever.
     """
-    if not root.live or not folders or root.has(f"{folders[0]}/release_agent"):
+    if not root.live or not folders or root.has(f"{folders[0]}/release_agent") or not ours_alone(root, folders[0]):
         return None
     names = (f"{folders[0]}/cpu.weight", f"{folders[0]}/cpu.shares")
     return next((name for name in names if os.access(name, os.W_OK) and not _read_only(name)), None)
+
+
+def ours_alone(root: Root, folder: str) -> bool:
+    """Tell whether a cgroup holds only this process, what started it and what it started.
+
+    Raising the weight of a shared one (a login's scope, ``init.scope``) would lift strangers with us.
+    """
+    above = set(_ancestry(root, os.getpid()))
+    members = {int(pid) for pid in (root.text(f"{folder}/cgroup.procs") or "").split() if pid.isdigit()}
+    return bool(members) and all(pid in above or os.getpid() in _ancestry(root, pid) for pid in members)
+
+
+def _ancestry(root: Root, pid: int) -> Iterator[int]:
+    """Yield a process and its parents, as far as they can be seen."""
+    parent: int | None = pid
+    while parent:
+        yield parent
+        words = (root.text(f"proc/{parent}/stat") or "").rpartition(")")[2].split()
+        parent = to_int(words[1]) if len(words) > 1 else None
 
 
 def _read_only(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from llamaops.core.priority import rt_refusal
 from llamaops.core.topology import Cgroup, Host, Rights
 from llamaops.errors import NotPermitted, UsageError
 from llamaops.host import TOOLS, probe_host
-from llamaops.host.cgroups import read_cgroup
+from llamaops.host.cgroups import ours_alone, read_cgroup
 from llamaops.host.cpus import read_cpuinfo, read_nodes
 from llamaops.host.doctor import examine
 from llamaops.host.files import Root
@@ -114,6 +115,16 @@ def test_v1_controllers_have_mounts_of_their_own(tmp_path):
 ])
 def test_autogroup_acts_where_the_cpu_controller_is_not_enabled(tmp_path, files, is_root):
     assert v2(tmp_path, files).root_task_group is is_root
+
+
+@pytest.mark.parametrize(("members", "ours"), [
+    ("{us}", True), ("{us}\n50", True), ("{us}\n60", True), ("{us}\n70", False), ("", False),
+])
+def test_a_cgroup_is_ours_when_only_parents_and_children_share_it(tmp_path, members, ours):
+    us = os.getpid()
+    parents = {us: 50, 50: 1, 60: us, 70: 50}
+    files = {f"proc/{pid}/stat": f"{pid} (x) S {parent} 0" for pid, parent in parents.items()}
+    assert ours_alone(root(tmp_path, files | {"g/cgroup.procs": members.format(us=us)}), "g") is ours
 
 
 @pytest.mark.parametrize(("status", "limits", "uid_map", "expected"), [
