@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llamaops.core.notes import Note
     from llamaops.prepare import Planned
 
+WIDTH = 118
 LEVEL_COLOURS = {"info": "cyan", "degraded": "yellow", "risk": "red"}
 
 
@@ -67,42 +68,51 @@ def plan(profile: Path, recorded: Path | None, as_json: bool, shell: bool, overr
 def page(planned: Planned, spec: LaunchSpec) -> str:
     """Return the readable page: the command, decisions with reasons, the memory sum, notes."""
     from llamaops.core.memory import memory_table
+    from llamaops.core.plan import decisions
 
-    parts = [_heading("Command"), _command(spec), "", _heading("Decisions"), *_decisions(planned), "",
-             _heading("Memory"), _indented(memory_table(planned.plan.memory)), "", _heading("Notes")]
-    notes = [_note(note) for note in planned.plan.notes]
-    return "\n".join([*parts, *(notes or ["  none"])])
-
-
-def _heading(text: str) -> str:
-    return click.style(text, bold=True)
+    rows = [_row(*decision) for decision in decisions(planned.plan)]
+    notes = [_note(note) for note in planned.plan.notes] or ["  none"]
+    sections = {"Command": _command(spec), "Decisions": "\n".join(rows),
+                "Memory": _indented(memory_table(planned.plan.memory)), "Notes": "\n".join(notes)}
+    return "\n\n".join(f"{click.style(title, bold=True)}\n{body}" for title, body in sections.items())
 
 
 def _command(spec: LaunchSpec) -> str:
-    """Break the line before each flag that starts with a dash, as one would by hand."""
+    """Break the command into lines that still paste into a shell, never between a flag and its value."""
+    import re
     import shlex
+    from itertools import pairwise
 
-    lines = [f"{name}={shlex.quote(value)}" for name, value in spec.visible_env().items()]
-    words: list[str] = []
-    for word in map(shlex.quote, spec.argv):
-        if words and (word.startswith("-") or "/" in word):
-            lines.append(" ".join(words))
-            words = []
-        words.append(word)
-    return _indented(" \\\n".join([*lines, " ".join(words)]))
+    flag = re.compile("--?[A-Za-z]").match
+    groups = [f"{name}={shlex.quote(value)}" for name, value in spec.visible_env().items()]
+    for before, word in pairwise(("", *spec.argv)):
+        if flag(before) and not flag(word):
+            groups[-1] += f" {shlex.quote(word)}"
+        else:
+            groups.append(shlex.quote(word))
+    lines = [""]
+    for group in groups:
+        if lines[-1] and len(lines[-1]) + len(group) > WIDTH - 5:
+            lines.append("")
+        lines[-1] += f" {group}" if lines[-1] else group
+    return _indented(" \\\n  ".join(lines))
 
 
-def _decisions(planned: Planned) -> list[str]:
-    from llamaops.core.plan import decisions
+def _row(what: str, value: str, why: str) -> str:
+    """Align one decision; a long value pushes its reason to the next line."""
+    from textwrap import wrap
 
-    return [f"  {what:<30} {value:<14} {why}".rstrip() for what, value, why in decisions(planned.plan)]
+    head = f"  {what:<28} {value:<12}"
+    lines = wrap(why, WIDTH - 44) or [""]
+    first = f"{head} {lines[0]}" if len(head) <= 43 else f"{head}\n{'':<44}{lines[0]}"
+    return "\n".join([first.rstrip(), *(f"{'':<44}{line}" for line in lines[1:])])
 
 
 def _note(note: Note) -> str:
     from textwrap import fill
 
     label = click.style(note.level, fg=LEVEL_COLOURS[note.level], bold=note.level != "info")
-    return f"  {label} {note.code}\n" + fill(note.text, 110, initial_indent="    ", subsequent_indent="    ")
+    return f"  {label} {note.code}\n" + fill(note.text, WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _indented(text: str) -> str:

@@ -27,7 +27,7 @@ PLAN = Plan(PLACED, Serving(slots=2, context=4096, batch=64, ubatch=64, kv_type_
             Memory(0, 0, 0, 100 << 20, 0, None), None, None, (), ())
 FLAGS = frozenset({
     "-m", "--host", "--port", "--alias", "-t", "-tb", "-c", "-np", "-b", "-ub", "-ctk", "-ctv", "--cache-ram",
-    "--no-ui", "--metrics", "--slots", "--jinja", "--load-mode", "--embeddings", "--poll", "-fa",
+    "--no-ui", "--metrics", "--slots", "--jinja", "--load-mode", "--embeddings", "--poll", "-fa", "--fit",
 })
 ENGINE = Engine("/opt/llama-server", "b11434", FLAGS, "libgomp")
 MODEL = Model(path="/srv/modèles 漢字/m.gguf", size_bytes=1, architecture="llama")
@@ -51,7 +51,7 @@ def test_the_whole_command():
     assert argv() == shlex.split(
         "/bin/setpriv --pdeathsig KILL /bin/taskset -c 2-3 /opt/llama-server -m '/srv/modèles 漢字/m.gguf' --host "
         "/run/x.sock --port 8080 --alias x,y -t 2 -tb 3 -c 8192 -np 2 -b 64 -ub 64 -ctk f16 -ctv q8_0 --cache-ram 100 "
-        "--no-ui --metrics --slots --jinja")
+        "--no-ui --metrics --slots --jinja --fit off")
 
 
 @pytest.mark.parametrize(("changes", "inherited", "chain"), [
