@@ -14,7 +14,6 @@ from llamaops.core.source import PathSource, parse_source
 from llamaops.core.topology import Host
 from llamaops.deploy import container, limits
 from llamaops.deploy.yaml_template import render
-from llamaops.resources import resource
 
 STRONGEST_SHARES = 262144
 """The most Docker takes; the default is 1024. It becomes cpu.shares, or the greatest cpu.weight."""
@@ -36,9 +35,9 @@ def render_compose(
     """Return file name → content of a compose project that serves ``profile`` as ``plan`` decided.
 
     ``text`` is the profile's file, into which ``overrides`` and what the container needs are written. ``user`` is
-    ``uid:gid``, whom model and keys must be readable to; ``folder`` is where the files will lie, ``source`` the llamaops source tree to build from (None:
-    the wheel of this version). A model that is on this machine is mounted from it, another is
-    fetched at the first start. Secrets are referred to, never copied. Raises UsageError where one would be.
+    ``uid:gid``, whom model and keys must be readable to; ``folder`` is where the files will lie, ``source`` the source
+    tree to build the image from (None: the wheel of this version). A model that is on this machine is mounted from it,
+    another is fetched at the first start. Secrets are referred to, never copied. Raises UsageError where one would be.
     """
     container.refuse_secret_overrides(overrides)
     mounted = _mounts(profile, model)
@@ -84,6 +83,8 @@ def _placement_pins(plan: Plan) -> dict[str, Any]:
     pins: dict[str, Any] = {"placement.policy": placed.policy, "placement.spin": placed.spin}
     if placed.rt_priority is not None:
         pins["placement.rt_priority"] = placed.rt_priority
+    if placed.numa == "bind":
+        pins["placement.numa"] = "off"  # a container may not bind memory; CPUs of one node take it from there anyway
     if placed.cpus is not None:
         pins["placement.cpus"] = str(placed.cpus)
         pins["placement.housekeeping"] = str(placed.housekeeping_cpus) if placed.housekeeping_cpus else "none"

@@ -57,7 +57,8 @@ BASELINES: dict[str, Baseline] = {
     "x86-64-v2": Baseline("x86_64", _V2, _x86("SSE42")),
     "armv8.6-a": Baseline("aarch64", frozenset({"asimddp", "asimdhp", "i8mm"}),
                           {"GGML_CPU_ARM_ARCH": "armv8.2-a+dotprod+fp16+i8mm"}),
-    "armv8.2-a": Baseline("aarch64", frozenset({"asimddp", "asimdhp"}), {"GGML_CPU_ARM_ARCH": "armv8.2-a+dotprod+fp16"}),
+    "armv8.2-a": Baseline("aarch64", frozenset({"asimddp", "asimdhp"}),
+                          {"GGML_CPU_ARM_ARCH": "armv8.2-a+dotprod+fp16"}),
     "armv8-a": Baseline("aarch64", frozenset(), {"GGML_CPU_ARM_ARCH": "armv8-a"}),
 }
 """Best first within an architecture; x86-64 levels are those of the psABI."""
@@ -81,7 +82,7 @@ def image_name(baseline: str) -> str:
 
 
 def image_files(baseline: str, *, from_source: bool) -> dict[str, str]:
-    """Return file name → content of what builds the image: from a llamaops source tree, or from this version's wheel."""
+    """Return file name → content of what builds the image, from a source tree or from this version's wheel."""
     flags = {"GGML_NATIVE": "OFF", **BASELINES[baseline].cmake}
     context = {
         "baseline": baseline, "definitions": [f"{name}={value}" for name, value in flags.items()],

@@ -61,8 +61,8 @@ def advice(profile: Profile, plan: Plan) -> list[str]:
         said.append(f"make the secret of the API keys: kubectl create secret generic {name}-keys --from-file=keys="
                     f"{keys.file}  (for monitoring also --from-file=scrape=FILE, a file with one key alone)")
     if keys and keys.env:
-        said.append(f"put {keys.env} and other variables the profile names into a secret: kubectl create secret generic "
-                    f"{name}-env --from-env-file=FILE")
+        said.append(f"put {keys.env} and other variables the profile names into a secret: kubectl create secret "
+                    f"generic {name}-env --from-env-file=FILE")
     if isinstance(parse_source(profile.model.source), PathSource):
         said.append(f"the model is a path: put it on a volume, claim {name}-models")
     if plan.placement.policy in ("fifo", "rr"):

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from llamaops.errors import WrongProfile
 from llamaops.resources import resource
 
 _ENDLESS = 1 << 30
@@ -22,6 +23,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    if any(0xD800 <= ord(char) <= 0xDFFF for char in value):
+        raise WrongProfile("a file of this kind can't hold this text", where=ascii(value), fix="rename it",
+                           why="it has bytes that are not UTF-8")
     bare = _PLAIN.fullmatch(value) and value.lower() not in _WORDS
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if bare else '"')
 
