@@ -64,8 +64,7 @@ class FakeHub:
 def serve(hub: FakeHub) -> Iterator[FakeHub]:
     """Serve ``hub`` until the context ends."""
     handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -77,6 +76,13 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients that go away are what the tests are about."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -87,6 +87,9 @@ def fetch_hub(
     return here
 
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
 def hub_cache(environ: Mapping[str, str], cache: Path) -> Path:
     """Return the hub's own cache, shared with every other tool; in ours where this user has no home."""
     if given := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
@@ -100,12 +103,12 @@ def hub_cache(environ: Mapping[str, str], cache: Path) -> Path:
 
 def _in_cache(repo: _Repo) -> Path | None:
     """Return the chosen file if this revision of it is here whole."""
-    ref = repo.folder / "refs" / repo.revision
     commit = repo.revision
-    if not re.fullmatch(r"[0-9a-f]{40}", commit):
-        if not ref.is_file():
-            return None
-        commit = ref.read_text().strip()
+    if not _COMMIT.fullmatch(commit):
+        ref = repo.folder / "refs" / repo.revision
+        commit = ref.read_text().strip() if ref.is_file() else ""
+    if not _COMMIT.fullmatch(commit):
+        return None
     snapshot = repo.folder / "snapshots" / commit
     names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
     try:
