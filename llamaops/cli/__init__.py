@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan:plan", "Show what would run and why."),
     "init": ("profile:init", "Write a commented profile that suits this machine."),
     "status": ("run:status", "Show the state of a running instance, or of all."),
+    "top": ("top:top", "Watch a running instance live in the terminal."),
     "stop": ("run:stop", "Drain and stop a running instance."),
     "reload": ("run:reload", "Make a running instance read its profile again."),
     "logs": ("run:logs", "Show the engine's log of an instance."),

@@ -69,7 +69,7 @@ def status(name: str | None, as_json: bool) -> None:
 
     Exit codes: 0 running · 64 not running.
     """
-    documents = [_ask(n, "status") for n in ([name] if name else _running_names())]
+    documents = [ask(n, "status") for n in ([name] if name else _running_names())]
     if as_json:
         click.echo(json.dumps(documents[0] if name else documents, indent=2))
         return
@@ -87,8 +87,8 @@ def stop(name: str | None, now: bool) -> None:
     """
     from llamaops.serve.instance import await_gone
 
-    name = _the_one(name)
-    _ask(name, "stop", now=now)
+    name = the_one(name)
+    ask(name, "stop", now=now)
     await_gone(_runtime(), name)
     click.echo(f"{name} stopped", err=True)
 
@@ -104,7 +104,7 @@ def reload(name: str | None) -> None:
     Exit codes: 0 done · 64 not running · 78 the profile is wrong.
     """
     # A new engine may have to be fetched, built or loaded first: no time-out.
-    click.echo(_ask(_the_one(name), "reload", timeout_s=None), err=True)
+    click.echo(ask(the_one(name), "reload", timeout_s=None), err=True)
 
 
 @click.command()
@@ -115,13 +115,13 @@ def logs(name: str | None, lines: int, follow: bool) -> None:
     """Show the engine's log of the instance NAME (or the only one). Exit codes: 0 · 64 not running."""
     from llamaops.serve import control
 
-    for line in control.follow(_socket(_the_one(name)), "logs", lines=lines, follow=follow):
+    for line in control.follow(_socket(the_one(name)), "logs", lines=lines, follow=follow):
         click.echo(line)
 
 
 def instance_urls() -> dict[str, str]:
     """Return name → base URL of every running instance of this user that has one."""
-    documents = ((n, _ask(n, "status")) for n in _names())
+    documents = ((n, ask(n, "status")) for n in _names())
     return {n: str(d["url"]) for n, d in documents if d.get("url")}
 
 
@@ -137,8 +137,15 @@ def status_text(document: dict[str, Any]) -> str:
         f"  requests  {document['requests']['in_flight']} in the engine, "
         f"{document['requests'].get('waiting', 0)} waiting",
     ]
+    lines += [f"  now       {text}" for text in _explanations(document)]
     lines += [f"  {note['level']:<9} {note['text']} [{note['code']}]" for note in document["notes"]]
     return "\n".join(lines)
+
+
+def _explanations(document: dict[str, Any]) -> list[str]:
+    """Return what limits the streams now, each with what to do about it; nothing while idle."""
+    found = (document.get("now") or {}).get("explain", [])
+    return [f["text"] + (f" → {f['fix']}" if f["fix"] else "") for f in found if f["code"] != "idle"]
 
 
 def _duration(seconds: float | None) -> str:
@@ -171,7 +178,7 @@ def _running_names() -> list[str]:
     return names
 
 
-def _the_one(name: str | None) -> str:
+def the_one(name: str | None) -> str:
     """Return ``name``, or the only running instance's."""
     if name:
         return name
@@ -187,7 +194,8 @@ def _socket(name: str) -> Path:
     return locate(_runtime(), name).control_socket
 
 
-def _ask(name: str, command: str, **arguments: Any) -> Any:
+def ask(name: str, command: str, **arguments: Any) -> Any:
+    """Ask the running instance ``name`` over its control socket; see `llamaops.serve.control.call`."""
     from llamaops.serve import control
 
     return control.call(_socket(name), command, **arguments)
