@@ -236,7 +236,7 @@ def _note_shrinks(asked: Sizes, got: Sizes, why: str, findings: Findings) -> Non
                       "a restart takes a little longer")
     if got.slots < asked.slots:
         findings.degraded("memory-slots-shrunk", f"{got.slots} slots instead of {asked.slots}, {why}; more requests "
-                                                 "wait")
+                          "wait")
     if got.kv_type_k != asked.kv_type_k:
         findings.degraded("memory-kv-type-shrunk", f"KV cache in {got.kv_type_k} instead of {asked.kv_type_k}, {why}; "
                           "a small loss of quality")
@@ -257,8 +257,8 @@ def _does_not_fit(model: Model, sizes: Sizes, memory: Memory, bound: str) -> Wro
         where="memory",
         why=f"{format_bytes(memory.total_bytes)} needed, {format_bytes(memory.available_bytes)} there ({bound})",
         fix=f"save {format_bytes(short)}: a smaller model.context (now {sizes.context} × {sizes.slots} slots), a "
-            "smaller "
-        f"quant type (now {model.quant or 'unknown'}), kv_type q8_0, prompt_cache_mib 0; or raise the limit",
+            f"smaller quant type (now {model.quant or 'unknown'}), kv_type q8_0, prompt_cache_mib 0; or raise the "
+            "limit",
         detail=memory_table(memory),
     )
 

@@ -9,15 +9,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.notes import Findings
+from llamaops.core.numa import Numa, best_node, memory_policy
 from llamaops.core.profile import PlacementSection
 from llamaops.core.topology import Cpu, Host
 from llamaops.errors import WrongProfile
-
-Numa = Literal["bind", "interleave"]
 
 RESERVE_FROM_CORES = 8
 """With this many physical cores, giving one away costs decode less than sharing one with interrupts does."""
@@ -95,8 +93,7 @@ def capacity(host: Host, usable: CpuSet | None, findings: Findings) -> float | N
                       f"({host.cgroup.quota_path or 'cgroup'}): more threads than that are stopped at every barrier")
     if found < 1:
         findings.risk("quota-below-one-cpu", f"the CPU quota of {quota:g} is less than one CPU: the engine is stopped "
-                                             "in "
-                      "every period, so tokens come in bursts; raise the quota to at least 1")
+                      "in every period, so tokens come in bursts; raise the quota to at least 1")
     return found
 
 
@@ -112,13 +109,9 @@ def performance_cpus(host: Host, cpus: CpuSet, findings: Findings) -> CpuSet:
     frequency_gap = CLASS_GAP["max_khz_x86" if host.machine in ("x86_64", "i686") else "max_khz"]
     for name, gap in (("capacity", CLASS_GAP["capacity"]), ("max_khz", frequency_gap)):
         fast = _faster_class(known, name, gap)
-        if fast and len(known) == len(cpus):
-            if fast != cpus:
-                findings.because("cores", f"CPUs {fast} by {_CLASS_SOURCE[name]}; the slower ones would hold up every "
-                                          "barrier")
-                return fast
-            if name == "capacity":
-                return cpus
+        if fast and fast != cpus and len(known) == len(cpus):
+            findings.because("cores", f"CPUs {fast} by {_CLASS_SOURCE[name]}; slower ones would hold up every barrier")
+            return fast
     return cpus
 
 
@@ -136,8 +129,8 @@ def _faster_class(known: list[Cpu], name: str, gap: float) -> CpuSet | None:
     return CpuSet(cpu for cpu, value in values.items() if ratio >= gap or value >= least)
 
 
-def choose_cpus(section: PlacementSection, host: Host, usable: CpuSet, cap: float, *, need_bytes: int | None,
-                real_time: bool, findings: Findings) -> CpuChoice:
+def choose_cpus(section: PlacementSection, host: Host, usable: CpuSet, *, need_bytes: int | None, real_time: bool,
+                findings: Findings) -> CpuChoice:
     """Decide CPUs, threads, housekeeping and memory nodes on a machine whose CPUs are known.
 
     ``need_bytes`` is the least memory the engine takes (None: unknown), for the question whether one node holds it.
@@ -145,20 +138,19 @@ def choose_cpus(section: PlacementSection, host: Host, usable: CpuSet, cap: floa
     """
     cpus = (_auto_cpus(section, host, usable, need_bytes, real_time, findings) if section.cpus == "auto"
             else _explicit_cpus(section.cpus, host, usable, findings))
-    threads, batch = _threads(section, host, cpus, cap, findings)
+    threads, batch = _threads(section, host, cpus, findings)
     if section.cpus == "auto":
         cpus = _widened(host, usable, cpus, max(threads, batch), section, findings)
-    _check_counts(section, host, cpus, max(threads, batch), cap, findings)
+    _check_counts(section, host, cpus, max(threads, batch), findings)
     if real_time and not usable - cpus:
         raise WrongProfile("no CPU would be left free of real-time threads",
                            where="placement.cpus" if section.cpus != "auto" else "placement.threads",
                            why=f"the engine would take all of {usable}; real-time threads that spin there stop "
-                               "everything "
-                           "else, the login shell included",
+                           "everything else, the login shell included",
                            fix="leave one usable CPU out of placement.cpus, ask for fewer threads, or drop policy: "
                            f"{section.policy}")
     housekeeping = _housekeeping(section, host, usable, cpus, findings)
-    numa, nodes = _numa(section, host, cpus, need_bytes, findings)
+    numa, nodes = memory_policy(section, host, cpus, need_bytes, findings)
     return CpuChoice(threads, batch, cpus, housekeeping, numa, nodes)
 
 
@@ -184,7 +176,7 @@ def _check_cpus(asked: CpuSet, host: Host, usable: CpuSet, where: str) -> None:
         limit = f"the cgroup's cpuset is {host.cgroup.cpuset}" if inside else f"the affinity mask is {host.affinity}"
         raise WrongProfile(f"CPU {refused} may not be used by this process", where=where, why=limit,
                            fix=f"choose from {usable}, or widen the limit (systemd: AllowedCPUs=, container: "
-                               "--cpuset-cpus)")
+                           "--cpuset-cpus)")
 
 
 def _auto_cpus(section: PlacementSection, host: Host, usable: CpuSet, need_bytes: int | None, real_time: bool,
@@ -193,12 +185,11 @@ def _auto_cpus(section: PlacementSection, host: Host, usable: CpuSet, need_bytes
     pool = CpuSet(usable - host.isolated) or usable
     if pool != usable:
         findings.info("isolated-cpus-left-alone", f"CPUs {CpuSet(usable & host.isolated)} are isolated (isolcpus) and "
-                                                  "not "
-                      "load-balanced; name them in placement.cpus to use them")
+                      "not load-balanced; name them in placement.cpus to use them")
     if isinstance(section.housekeeping, CpuSet):
         _check_cpus(section.housekeeping, host, usable, "placement.housekeeping")
         pool = _without(pool, section.housekeeping)
-    pool = _one_node(section, host, pool, need_bytes, findings)
+    pool = best_node(section, host, pool, need_bytes, lambda part: len(_wanted(section, host, part, Findings())))
     decode = _wanted(section, host, pool, findings)
     reserved = _reserved_core(section, host, usable, decode, real_time)
     if reserved:
@@ -248,7 +239,7 @@ def _cpus_reason(section: PlacementSection, host: Host, pool: CpuSet, decode: Cp
     return text
 
 
-def _threads(section: PlacementSection, host: Host, cpus: CpuSet, cap: float, findings: Findings) -> tuple[int, int]:
+def _threads(section: PlacementSection, host: Host, cpus: CpuSet, findings: Findings) -> tuple[int, int]:
     """Return decode and prefill threads, both positive: llama-server's own default ignores masks and quotas."""
     places = len(cpus) if section.smt == "use" else len(cores(host, cpus))
     limit = max(1, math.floor(host.cgroup.quota_cpus)) if host.cgroup.quota_cpus is not None else places
@@ -262,7 +253,7 @@ def _threads(section: PlacementSection, host: Host, cpus: CpuSet, cap: float, fi
         findings.because("placement.threads", "as the profile says")
     batch = threads if section.threads_batch == "auto" else section.threads_batch
     findings.because("placement.threads_batch", "as decode" if section.threads_batch == "auto" else "as the profile "
-                                                                                                    "says")
+                     "says")
     return threads, batch
 
 
@@ -279,20 +270,17 @@ def _widened(host: Host, usable: CpuSet, cpus: CpuSet, threads: int, section: Pl
     return wider
 
 
-def _check_counts(section: PlacementSection, host: Host, cpus: CpuSet, threads: int, cap: float,
-                  findings: Findings) -> None:
+def _check_counts(section: PlacementSection, host: Host, cpus: CpuSet, threads: int, findings: Findings) -> None:
     if threads > len(cpus):
         findings.risk("threads-above-cpus", f"{threads} threads on {len(cpus)} CPUs ({cpus}): threads that wait for "
-                                            "each "
-                      "other share a CPU, which costs most of the speed; the count is kept because the profile says so")
+                      "each other share a CPU, which costs most of the speed; the count is kept because the profile "
+                      "says so")
     elif threads > len(cores(host, cpus)) and section.smt != "use":
         findings.risk("threads-above-cores", f"{threads} threads on {len(cores(host, cpus))} physical cores: SMT "
-                                             "siblings "
-                      "share one core's arithmetic; the count is kept because the profile says so")
+                      "siblings share one core's arithmetic; the count is kept because the profile says so")
     if host.cgroup.quota_cpus is not None and threads > max(1, host.cgroup.quota_cpus):
         findings.risk("threads-above-quota", f"{threads} threads on a CPU quota of {host.cgroup.quota_cpus:g}: the "
-                                             "cgroup is "
-                      "stopped in every period; the count is kept because the profile says so")
+                      "cgroup is stopped in every period; the count is kept because the profile says so")
 
 
 def _housekeeping(section: PlacementSection, host: Host, usable: CpuSet, cpus: CpuSet,
@@ -319,59 +307,3 @@ def _housekeeping(section: PlacementSection, host: Host, usable: CpuSet, cpus: C
             return found
     findings.because("placement.housekeeping_cpus", "none: too few cores to give one away; priorities decide instead")
     return None
-
-
-def _node_of(host: Host, cpus: CpuSet) -> CpuSet:
-    return CpuSet(node.id for node in host.nodes if node.cpus & cpus)
-
-
-def _fits(host: Host, node: int, need_bytes: int | None) -> bool:
-    """Tell whether a node's free memory holds the engine; a node that states no memory is taken at its word of none."""
-    found = next(n for n in host.nodes if n.id == node)
-    room = found.mem_free if found.mem_free is not None else found.mem_total
-    return found.mem_total != 0 and (room is None or need_bytes is None or need_bytes <= room)
-
-
-def _one_node(section: PlacementSection, host: Host, pool: CpuSet, need_bytes: int | None,
-              findings: Findings) -> CpuSet:
-    """Narrow the pool to the node with the most decode cores among those that hold the model; else leave it whole."""
-    nodes = _node_of(host, pool)
-    if section.numa in ("off", "interleave") or len(nodes) < 2:
-        return pool
-    parts = {node.id: CpuSet(node.cpus & pool) for node in host.nodes if node.id in nodes}
-    free = {node.id: node.mem_free or 0 for node in host.nodes}
-    holding = [node for node in nodes if _fits(host, node, need_bytes)]
-    if not holding and section.numa == "auto":
-        return pool
-    size = {node: len(_wanted(section, host, part, Findings())) for node, part in parts.items()}
-    return parts[max(holding or nodes, key=lambda node: (size[node], free[node], -node))]
-
-
-def _numa(section: PlacementSection, host: Host, cpus: CpuSet, need_bytes: int | None,
-          findings: Findings) -> tuple[Numa | None, CpuSet | None]:
-    """Bind memory to the decode CPUs' node if it holds the model, else spread it over their nodes.
-
-    Nodes without CPUs (CXL memory, a far tier) are never bound: the first touch of a page there would slow every token.
-    """
-    nodes = _node_of(host, cpus)
-    with_memory = [node for node in host.nodes if node.mem_total != 0]
-    if section.numa == "off" or not nodes or len(host.nodes) < 2 or len(with_memory) < 2:
-        if section.numa in ("bind", "interleave"):
-            findings.info("numa-single-node", "there is one NUMA node, so there is nothing to bind or interleave")
-        findings.because("placement.numa", "off, as the profile says" if section.numa == "off" else "one NUMA node")
-        return None, None
-    if refusal := host.rights.numa_refusal or (None if "numactl" in host.tools else "numactl is not installed"):
-        findings.degraded("numa-refused", f"memory can't be placed: {refusal}; only CPUs are bound. "
-                          "Install numactl, or allow set_mempolicy (Docker: --cap-add SYS_NICE)")
-        return None, None
-    fits = len(nodes) == 1 and all(_fits(host, node, need_bytes) for node in nodes)
-    if section.numa == "bind" or (section.numa == "auto" and fits):
-        if not fits and len(nodes) == 1:
-            findings.risk("numa-bind-tight", f"node {nodes} has less free memory than the engine needs; numa: bind is "
-                                             "kept "
-                          "because the profile says so")
-        findings.because("placement.numa", f"CPUs and memory on node {nodes}")
-        return "bind", nodes
-    spread = CpuSet(node.id for node in with_memory if node.cpus and (node.id in nodes or len(nodes) == 1)) or nodes
-    findings.because("placement.numa", f"no single node holds CPUs and model: pages are spread over nodes {spread}")
-    return "interleave", spread

@@ -112,7 +112,7 @@ def _choose(profile: Profile, host: Host, usable: CpuSet | None, found: float | 
             findings: Findings) -> CpuChoice:
     section = profile.placement
     if host.system == "linux" and usable is not None and found is not None:
-        return choose_cpus(section, host, usable, found, need_bytes=need, real_time=policy in ("fifo", "rr"),
+        return choose_cpus(section, host, usable, need_bytes=need, real_time=policy in ("fifo", "rr"),
                            findings=findings)
     count = len(host.online) if host.online else 1
     threads = count if section.threads == "auto" else section.threads
@@ -120,11 +120,10 @@ def _choose(profile: Profile, host: Host, usable: CpuSet | None, found: float | 
                      if section.threads == "auto" else "as the profile says")
     if host.system == "linux":
         findings.degraded("cpus-unknown", "nothing tells which CPUs there are, so nothing is pinned; state "
-                                          "placement.threads")
+                          "placement.threads")
     else:
         findings.info("no-affinity", f"{host.system} has no CPU affinity, niceness classes or cgroups that llamaops "
-                                     "uses: "
-                      "planned without pinning and priority")
+                      "uses: planned without pinning and priority")
     batch = threads if section.threads_batch == "auto" else section.threads_batch
     return CpuChoice(threads, batch, None, None, None, None)
 
@@ -149,8 +148,7 @@ def _pinned(choice: CpuChoice, host: Host, usable: CpuSet | None, findings: Find
         return choice.cpus
     if choice.cpus != usable:
         findings.degraded("tool-missing-taskset", "taskset is not installed, so the engine is not pinned to "
-                                                  f"{choice.cpus}; "
-                          "install util-linux")
+                          f"{choice.cpus}; install util-linux")
     return None
 
 
@@ -186,7 +184,7 @@ def _prompt_cache_mib(profile: Profile, host: Host, model: Model | None, context
     if asked != "auto":
         return asked
     findings.because("memory.prompt_cache", "two full contexts, at most 512 MiB; llama-server's own default is 8192 "
-                                            "MiB")
+                     "MiB")
     available, _ = available_memory(host, None if profile.memory.limit == "auto" else profile.memory.limit)
     return auto_prompt_cache_mib(model, context, available)
 
@@ -194,16 +192,14 @@ def _prompt_cache_mib(profile: Profile, host: Host, model: Model | None, context
 def _general_notes(profile: Profile, host: Host, findings: Findings) -> None:
     if host.hypervisor:
         findings.info("virtual-machine", "a hypervisor is below this machine: cores and caches may be invented, and "
-                                         "the host "
-                      "may give CPUs to others")
+                      "the host may give CPUs to others")
     limit = host.rights.memlock_limit
     if profile.memory.lock and limit is not None:
-        findings.risk("memlock-limited", f"memory.lock is asked for and RLIMIT_MEMLOCK is {limit // 1024} KiB: what "
-                                         "is beyond "
-                      "it is not locked (systemd: LimitMEMLOCK=infinity, Docker: --ulimit memlock=-1)")
+        findings.risk("memlock-limited", f"memory.lock is asked for and RLIMIT_MEMLOCK is {limit // 1024} KiB: what is "
+                      "beyond it is not locked (systemd: LimitMEMLOCK=infinity, Docker: --ulimit memlock=-1)")
     if "setpriv" not in host.tools and host.system == "linux":
         findings.info("tool-missing-setpriv", "setpriv is not installed; the engine ends with its supervisor by other "
-                                              "means")
+                      "means")
 
 
 def _refuse_degraded(notes: list[Note]) -> None:

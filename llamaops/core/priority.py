@@ -51,18 +51,17 @@ def permitted_policy(section: PlacementSection, host: Host, usable: CpuSet | Non
         findings.because("placement.policy", "as the profile says" if section.policy != "auto" else
                          "niceness and bounded spin do better than real time unless the tuner proves otherwise")
         if wanted == "batch" and "chrt" not in host.tools:
-            findings.degraded("tool-missing-chrt", "chrt is not installed, so policy batch can't be set; "
-                              "install util-linux")
+            findings.degraded("tool-missing-chrt", "chrt is not installed, so policy batch can't be set; install "
+                              "util-linux")
             return "other"
         return wanted
     refusal = rt_refusal(host, section.rt_priority)
     if refusal:
         findings.degraded("rt-refused", f"policy {wanted} can't be had: {refusal}. Planned with ordinary scheduling "
-                                        "instead")
+                          "instead")
     elif usable is None or len(usable) < 2:
         findings.degraded("rt-needs-free-cpu", f"policy {wanted} needs one usable CPU left free of real-time threads, "
-                                               "and "
-                          "there is only one; planned with ordinary scheduling instead")
+                          "and there is only one; planned with ordinary scheduling instead")
     else:
         findings.because("placement.policy", "real time, as the profile says; permitted here")
         return wanted
@@ -81,9 +80,8 @@ def rt_refusal(host: Host, priority: int) -> str | None:
         return "chrt is not installed; install util-linux"
     if rights.cap_sys_nice is False and (rights.rtprio_limit or 0) < priority:
         return (f"this process has no CAP_SYS_NICE and its RLIMIT_RTPRIO is {rights.rtprio_limit or 0}, below priority "
-                f"{priority}; a systemd unit mends it with LimitRTPRIO={priority}, a login with "
-                f"'<user> - rtprio {priority}' in /etc/security/limits.conf, Docker with --cap-add SYS_NICE "
-                f"--ulimit rtprio={priority}")
+                f"{priority}; a systemd unit mends it with LimitRTPRIO={priority}, a login with '<user> - rtprio "
+                f"{priority}' in /etc/security/limits.conf, Docker with --cap-add SYS_NICE --ulimit rtprio={priority}")
     if host.cgroup.rt_runtime_us == 0:
         return (f"the RT budget of this cgroup (cpu.rt_runtime_us of {host.cgroup.path or '/'}) is 0, which refuses "
                 "root too; give it a share of its parent's budget, or run in the root cgroup")
@@ -123,7 +121,8 @@ def set_priority(section: PlacementSection, host: Host, policy: Policy, *, alone
 
 def _nice(section: PlacementSection, host: Host, *, alone: bool, findings: Findings) -> int | None:
     """Return the absolute niceness, None where it stays as it is."""
-    lowest, present = host.rights.lowest_nice, host.rights.nice
+    present = host.rights.nice
+    lowest = present if host.rights.lowest_nice is None else host.rights.lowest_nice
     target = (NICE_ALONE if alone else NICE_SHARED) if section.nice == "auto" else section.nice
     if host.system != "linux":
         return None
@@ -131,16 +130,14 @@ def _nice(section: PlacementSection, host: Host, *, alone: bool, findings: Findi
         findings.degraded("tool-missing-nice", "nice is not installed, so the engine's niceness stays as it is; "
                           "install coreutils")
         return None
-    permitted = lowest is not None and (lowest < min(0, present) if section.nice == "auto" else lowest <= target)
-    if lowest is None or not permitted:
+    if not (lowest < min(0, present) if section.nice == "auto" else lowest <= target):
         _nice_refused(section, host, findings)
         return None
     reached = max(target, lowest)
     findings.because("placement.nice", _nice_reason(section, reached, target, alone=alone))
     if host.cgroup.root_task_group is False and reached < 0:
         findings.info("nice-own-cgroup-only", f"niceness {reached} counts only against programs in the same cgroup; "
-                                              "against "
-                      "other services the cgroup's weight decides (llamaops deploy systemd writes CPUWeight=)")
+                      "against other services the cgroup's weight decides (llamaops deploy systemd writes CPUWeight=)")
     return reached
 
 
@@ -154,19 +151,16 @@ def _nice_reason(section: PlacementSection, reached: int, target: int, *, alone:
 
 
 def _nice_refused(section: PlacementSection, host: Host, findings: Findings) -> None:
-    mend = ("run with CAP_SYS_NICE (systemd: AmbientCapabilities=CAP_SYS_NICE or LimitNICE=-15, a login: "
-            "'<user> - nice -15' in /etc/security/limits.conf, Docker: --cap-add SYS_NICE)")
+    mend = ("run with CAP_SYS_NICE (systemd: AmbientCapabilities=CAP_SYS_NICE or LimitNICE=-15, a login: '<user> - "
+            "nice -15' in /etc/security/limits.conf, Docker: --cap-add SYS_NICE)")
     if section.nice == "auto":
         findings.because("placement.nice", "unchanged: a lower one is not permitted")
         findings.info("nice-not-permitted", "no permission to lower niceness, so only bounded spin protects decode "
-                                            "from "
-                      f"other programs; to have more, {mend}")
+                      f"from other programs; to have more, {mend}")
         return
     findings.because("placement.nice", f"{section.nice} was asked for and is not permitted")
-    lowest = "unknown" if host.rights.lowest_nice is None else str(host.rights.lowest_nice)
-    findings.degraded("nice-refused", f"niceness {section.nice} is not permitted (lowest here: {lowest}); niceness "
-                                      "stays as "
-                      f"it is. To have it, {mend}")
+    findings.degraded("nice-refused", f"niceness {section.nice} is not permitted (lowest here: "
+                      f"{host.rights.lowest_nice}); niceness stays as it is. To have it, {mend}")
 
 
 def _autogroup_nice(host: Host, nice: int | None, findings: Findings) -> int | None:
@@ -182,7 +176,7 @@ def _weight(host: Host, findings: Findings) -> int | None:
     if host.cgroup.weight_path is None:
         return None
     findings.because("placement.weight", f"{host.cgroup.weight_path} is ours to write: the one lever against other "
-                                         "cgroups")
+                     "cgroups")
     return WEIGHT
 
 
@@ -190,32 +184,28 @@ def _spin(section: PlacementSection, host: Host, *, real_time: bool, engine: Eng
     """Bound the spin unless told otherwise: an unbounded one burns a neighbour's whole time slice at every barrier."""
     if section.spin == "auto":
         findings.because("placement.spin", "bounded: nearly free when quiet, several times the speed when CPUs are "
-                                           "shared")
+                         "shared")
         return SPIN
     findings.because("placement.spin", "as the profile says")
     if section.spin == "active":
         findings.risk("spin-unbounded", "compute threads that never sleep lose whole time slices to each other as "
-                                        "soon as "
-                      "anything else runs" + (", and real-time ones are stopped about 50 ms in every second by the "
-                                              "kernel"
+                      "soon as anything else "
+                      "runs" + (", and real-time ones are stopped about 50 ms in every second by the kernel"
                                               if real_time else ""))
     if isinstance(section.spin, int) and engine is not None and engine.openmp != "libgomp":
-        findings.info("spin-approximate", "this engine is not built on libgomp, which alone counts spin in iterations; "
-                      "the nearest setting of its own runtime is used")
+        findings.info("spin-approximate", "this engine is not built on libgomp, which alone counts spin in "
+                      "iterations; the nearest setting of its own runtime is used")
     return section.spin
 
 
 def _rt_notes(section: PlacementSection, host: Host, findings: Findings) -> None:
     if section.rt_priority > RT_CAP:
         findings.risk("rt-priority-high", f"rt_priority {section.rt_priority} is above {RT_CAP}: at 50 and more the "
-                                          "engine "
-                      "outranks the kernel's interrupt threads, and the network with them")
+                      "engine outranks the kernel's interrupt threads, and the network with them")
     if host.rt_runtime_us is None or host.rt_runtime_us < 0:
         unlimited = "is unlimited" if host.rt_runtime_us is not None else "is unknown"
         findings.risk("rt-budget-unlimited", f"kernel.sched_rt_runtime_us {unlimited}: a real-time thread that loops "
-                                             "stops its "
-                      "CPU for good; 950000 is the kernel's default")
+                      "stops its CPU for good; 950000 is the kernel's default")
     else:
         findings.info("rt-throttling", f"the kernel grants real-time threads {host.rt_runtime_us / 1000:g} of 1000 ms "
-                                       "on each "
-                      "CPU; threads that use it up pause for the rest, which bounded spin avoids")
+                      "on each CPU; threads that use it up pause for the rest, which bounded spin avoids")

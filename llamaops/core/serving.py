@@ -38,8 +38,7 @@ def choose_context(profile: Profile, model: Model | None, findings: Findings) ->
         return context
     if stated:
         findings.risk("context-above-training", f"context {context} is more than the {trained} tokens the model was "
-                                                "trained "
-                      "for; llama-server uses no more than that")
+                      "trained for; llama-server uses no more than that")
         return context
     findings.because("serving.context", f"all that the model was trained for ({trained})")
     return trained
@@ -91,10 +90,9 @@ def choose_batch(profile: Profile, model: Model | None, slots: int, context: int
                      f"({source})")
     if fitting < MIN_UBATCH:
         findings.degraded("itl-budget-unmet", f"slo.itl_ms {profile.slo.itl_ms:g} can't be kept while another prompt "
-                                              "is read: "
-                          f"a batch of {MIN_UBATCH} takes about {1000 * MIN_UBATCH / rates.prefill_tok_s:.0f} ms and "
-                          f"a decode step {1000 / rates.decode_tok_s:.0f} ms ({source}); use a smaller model, or "
-                          "serve.slots: 1")
+                          f"is read: a batch of {MIN_UBATCH} takes about {1000 * MIN_UBATCH / rates.prefill_tok_s:.0f} "
+                          f"ms and a decode step {1000 / rates.decode_tok_s:.0f} ms ({source}); use a smaller model, "
+                          "or serve.slots: 1")
     return size
 
 

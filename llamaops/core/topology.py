@@ -32,12 +32,16 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One NUMA node; ``cpus`` may be empty (memory-only), memory in bytes."""
+    """One NUMA node; ``cpus`` may be empty (memory-only), memory in bytes.
+
+    ``usable`` is False where the cpuset keeps this process from the node's memory (``Mems_allowed_list``).
+    """
 
     id: int
     cpus: CpuSet
     mem_total: int | None = None
     mem_free: int | None = None
+    usable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ def probe_host(root: Path | str = "/", *, affinity: CpuSet | None = None) -> Hos
 
     Reads sysfs, procfs and cgroupfs only. What is missing or garbled is unknown (None), never an error. This machine is
     asked two things more, by trying in a child: whether real time and memory policies are permitted.
-    ``affinity`` replaces this process's present mask: a relay that moved to its housekeeping CPUs plans with the mask it
-    was started with.
+    ``affinity`` replaces this process's present mask: a relay that moved to its housekeeping CPUs plans with the mask
+    it was started with.
     """
     files = Root(root)
     if files.live and not sys.platform.startswith("linux"):
@@ -85,7 +85,7 @@ def _find_tools() -> Mapping[str, str]:
 
 def _tried(host: Host) -> Rights:
     """Ask the kernel what can't be read: a seccomp filter or a security module shows only when one tries."""
-    with_memory = [node.id for node in host.nodes if node.cpus and node.mem_total]
+    with_memory = [node.id for node in host.nodes if node.usable and node.cpus and node.mem_total]
     several = len(with_memory) > 1
     return replace(host.rights, rt_refusal=probe_rt("rr", 1),
                    numa_refusal=probe_memory_policy(with_memory[0]) if several else None)

@@ -6,7 +6,7 @@ import re
 
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.topology import Cpu, Node
-from llamaops.host.files import Root, fields, kib
+from llamaops.host.files import Root, fields, kib, to_cpus
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -65,10 +65,11 @@ def _last_level_cache(root: Root, folder: str) -> CpuSet | None:
 
 def read_nodes(root: Root) -> tuple[Node, ...]:
     """Describe the NUMA nodes, those without CPUs included."""
-    return tuple(_read_node(root, node) for node in _numbered(root, NODE, "node"))
+    allowed = to_cpus(fields(root.text("proc/self/status")).get("Mems_allowed_list"))
+    return tuple(_read_node(root, node, allowed) for node in _numbered(root, NODE, "node"))
 
 
-def _read_node(root: Root, node: int) -> Node:
+def _read_node(root: Root, node: int, allowed: CpuSet | None) -> Node:
     """Read one node; page cache counts as free, as MemAvailable counts it for the whole machine."""
     text = re.sub(r"^Node \d+ ", "", root.text(f"{NODE}/node{node}/meminfo") or "", flags=re.MULTILINE)
     memory = {key: kib(value) for key, value in fields(text).items()}
@@ -78,6 +79,7 @@ def _read_node(root: Root, node: int) -> Node:
         cpus=root.cpus(f"{NODE}/node{node}/cpulist") or CpuSet(),
         mem_total=memory.get("MemTotal"),
         mem_free=None if free is None else free + sum(size for size in cache if size),
+        usable=allowed is None or node in allowed,
     )
 
 

@@ -65,8 +65,7 @@ def _governor(files: Root, host: Host) -> Iterator[Check]:
         yield Check("governor", "info", "no frequency control here: a virtual machine, or the firmware decides")
     elif slow and drivers <= {"intel_pstate", "amd-pstate-epp"} and all(found[cpu] == "powersave" for cpu in slow):
         yield Check("governor", "info", f"powersave of {' and '.join(sorted(d for d in drivers if d))} still raises "
-                                        "the "
-                    "clock under load; performance saves the ramp-up", mend)
+                    "the clock under load; performance saves the ramp-up", mend)
     elif slow:
         yield Check("governor", "warn", f"CPUs {slow} run at {found[min(slow)]}: the clock lags behind each token",
                     mend)
@@ -122,8 +121,8 @@ def _irqbalance(files: Root, host: Host) -> Iterator[Check]:
     decode, spare = _decode_cpus(host), (host.online or CpuSet()) - _decode_cpus(host)
     if "irqbalance" in names and spare:
         yield Check("irqbalance", "warn", f"irqbalance moves interrupts onto decode CPUs {decode} as it sees fit",
-                    f"echo 'IRQBALANCE_BANNED_CPULIST={decode}' | sudo tee -a /etc/default/irqbalance && "
-                    "sudo systemctl restart irqbalance")
+                    f"echo 'IRQBALANCE_BANNED_CPULIST={decode}' | sudo tee -a /etc/default/irqbalance && sudo "
+                    "systemctl restart irqbalance")
     else:
         yield Check("irqbalance", "ok", "not running" if spare else "nothing to gain: decode takes every CPU")
 
@@ -133,7 +132,7 @@ def _huge_pages(files: Root, host: Host) -> Iterator[Check]:
     chosen = re.search(r"\[(\w+)\]", text or "")
     if chosen and chosen[1] == "never":
         yield Check("huge-pages", "warn", "transparent huge pages are off: more TLB misses while reading weights and "
-                                          "KV",
+                    "KV",
                     "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled")
     elif chosen:
         yield Check("huge-pages", "ok", f"transparent huge pages: {chosen[1]}")
@@ -146,8 +145,7 @@ def _swap(files: Root, host: Host) -> Iterator[Check]:
         yield Check("swap", "ok", "no swap: weights can't be swapped out")
     elif swappiness is not None and swappiness > 10:
         yield Check("swap", "warn", f"swap is on with swappiness {swappiness}: an idle model may be swapped out, and "
-                                    "the "
-                    "next token waits for the disk", "sudo sysctl vm.swappiness=1   (or memory: {lock: true})")
+                    "the next token waits for the disk", "sudo sysctl vm.swappiness=1   (or memory: {lock: true})")
     else:
         yield Check("swap", "ok", f"swap is on, swappiness {swappiness}")
 
@@ -161,8 +159,7 @@ def _real_time(files: Root, host: Host) -> Iterator[Check]:
                     "sudo sysctl kernel.sched_rt_runtime_us=950000")
     elif host.rt_runtime_us is not None:
         yield Check("real-time", "ok", f"permitted; the kernel grants it {host.rt_runtime_us / 1000:g} ms of each "
-                                       "second "
-                    "(threads that spin on lose the rest in one piece)")
+                    "second (threads that spin on lose the rest in one piece)")
 
 
 def _quota(files: Root, host: Host) -> Iterator[Check]:
@@ -174,8 +171,7 @@ def _quota(files: Root, host: Host) -> Iterator[Check]:
     throttled = max((stat.get("nr_throttled", 0) for stat in stats), default=0)
     level: Verdict = "fail" if quota < 1 else "warn" if throttled else "info"
     yield Check("cpu-quota", level, f"{quota:g} CPUs ({host.cgroup.quota_path}), throttled {throttled} times so far: "
-                                    "each "
-                "time all threads stop for the rest of a period",
+                "each time all threads stop for the rest of a period",
                 "give a whole number of CPUs, or a cpuset instead (Docker: --cpuset-cpus, systemd: AllowedCPUs=)")
 
 
@@ -236,8 +232,7 @@ def _busy(before: list[int], now: list[int]) -> float:
 def _autogroup(files: Root, host: Host) -> Iterator[Check]:
     if host.autogroup and host.cgroup.root_task_group is not False:
         yield Check("autogroup", "info", "CPU time is shared between sessions first, and niceness counts only inside "
-                                         "one; "
-                    "llamaops sets its session's niceness where it may")
+                    "one; llamaops sets its session's niceness where it may")
     elif host.autogroup is not None:
         yield Check("autogroup", "ok", "does not act on this process")
 
@@ -246,7 +241,7 @@ def _nice(files: Root, host: Host) -> Iterator[Check]:
     lowest = host.rights.lowest_nice
     if lowest is not None and lowest >= 0:
         yield Check("niceness", "warn", "niceness can't be lowered: only bounded spin protects decode from other "
-                                        "programs",
+                    "programs",
                     "echo \"$USER - nice -15\" | sudo tee -a /etc/security/limits.conf   (then log in again)")
     elif lowest is not None:
         yield Check("niceness", "ok", f"may be lowered to {lowest}")
@@ -256,8 +251,7 @@ def _numa(files: Root, host: Host) -> Iterator[Check]:
     balancing = files.number("proc/sys/kernel/numa_balancing")
     if len(host.nodes) > 1 and balancing:
         yield Check("numa-balancing", "warn", f"{len(host.nodes)} NUMA nodes, and automatic balancing moves pages "
-                                              "under "
-                    "running threads: pauses of milliseconds", "sudo sysctl kernel.numa_balancing=0")
+                    "under running threads: pauses of milliseconds", "sudo sysctl kernel.numa_balancing=0")
     elif len(host.nodes) > 1:
         yield Check("numa-balancing", "ok", "off")
 
@@ -275,7 +269,7 @@ def _throttling(files: Root, host: Host) -> Iterator[Check]:
     hot = {cpu: count for cpu, count in counts.items() if count}
     if hot:
         yield Check("thermal", "warn", f"CPUs {CpuSet(hot)} were slowed by heat up to {max(hot.values())} times since "
-                                       "boot",
+                    "boot",
                     "check fans and dust; sensors   (package lm-sensors)")
     elif any(count is not None for count in counts.values()):
         yield Check("thermal", "ok", "not slowed by heat since boot")

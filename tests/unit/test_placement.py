@@ -85,7 +85,8 @@ def _process_files(machine: dict) -> dict[str, object]:
         "proc/cpuinfo": f"processor\t: 0\n{about}",
         "proc/meminfo": f"MemTotal: {kib + (1 << 20)} kB\nMemAvailable: {kib} kB",
         "proc/self/status": f"Uid:\t1000\t1000\t1000\t1000\nCapEff:\t{machine['caps']}\n"
-                            f"Cpus_allowed_list:\t{machine.get('mask', online)}",
+                            f"Cpus_allowed_list:\t{machine.get('mask', online)}\n"
+                            + (f"Mems_allowed_list:\t{machine['mems']}" if "mems" in machine else ""),
         "proc/self/limits": "Limit                     Soft Limit           Hard Limit           Units\n"
                             + "\n".join(f"{name:<26}{value:<21}{value:<21}" for name, value in limits),
     }
