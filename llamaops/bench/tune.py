@@ -18,14 +18,14 @@ from llamaops.bench.targets import Target
 from llamaops.core.knobs import Knob, Setting, knobs, unsafe
 from llamaops.core.plan import Plan
 from llamaops.core.profile_edit import set_value
-from llamaops.core.racing import ROUNDS, Cost, Objective, cost_of, still_racing, winner
+from llamaops.core.racing import ROUNDS, Cost, Objective, cost_of, far_behind, still_racing, winner
 from llamaops.core.stats import Ratio, paired_ratio
 from llamaops.errors import EngineFailed, LlamaopsError, NotPermitted, WrongProfile
 from llamaops.prepare import Planned, load_profile, plan_only, prepare
 
 SCHEMA = "llamaops-tune/1"
 Point = tuple[Setting, ...]
-"""Settings that differ from the start profile, in the order they won; () is the start."""
+"""Settings that differ from the start profile, sorted by key; () is the start."""
 _SEARCH_SHARE = 0.8
 
 
@@ -113,7 +113,10 @@ def name_of(point: Point) -> str:
 
 
 class _Search:
-    """Two passes over the knobs; the second sees whether an early choice still holds beside the later ones."""
+    """Two passes over the knobs; the second sees whether an early choice still holds beside the later ones.
+
+    It races only the knobs whose company has changed, and no value that was far behind the first time.
+    """
 
     def __init__(self, task: Task, planned: Planned, journal: Journal, say: Callable[[str], None]) -> None:
         self._task, self._journal, self._say = task, journal, say
@@ -121,6 +124,8 @@ class _Search:
         self._knobs = knobs(planned.profile, planned.plan, planned.host, planned.engine,
                             streams=task.conditions.workload.concurrency, real_time=task.real_time)
         self._plans: dict[Point, Plan | None] = {(): planned.plan}
+        self._raced_beside: dict[str, Point] = {}
+        self._hopeless: set[Setting] = set()
         self._out = Tuned(task, ())
 
     def run(self) -> Tuned:
@@ -128,7 +133,8 @@ class _Search:
             for number in (1, 2):
                 before = self._out.point
                 for knob in self._knobs:
-                    self._race(knob, number)
+                    if self._raced_beside.get(knob.key) != _without(self._out.point, knob):
+                        self._race(knob, number)
                 if self._out.point == before:
                     break
         except _OutOfTime:
@@ -137,6 +143,7 @@ class _Search:
 
     def _race(self, knob: Knob, number: int) -> None:
         incumbent = self._out.point
+        self._raced_beside[knob.key] = _without(incumbent, knob)
         racing = self._candidates(knob, incumbent)
         costs: dict[Point, list[float]] = {p: [] for p in racing}
         texts: dict[Point, str] = {}
@@ -156,17 +163,18 @@ class _Search:
         if best == () and not all(map(math.isfinite, costs[()])):
             raise EngineFailed("the start profile can't be measured", where=str(self._task.profile), why=texts[()])
         self._out.point = best
+        self._hopeless |= {setting for point in far_behind(costs) for setting in point if setting[0] == knob.key}
         self._out.heats.append(Heat(knob.key, {name_of(p): row for p, row in costs.items()},
                                     {name_of(p): text for p, text in texts.items()}, name_of(best)))
 
     def _candidates(self, knob: Knob, incumbent: Point) -> list[Point]:
         """Return the incumbent and every value of the knob beside it that is safe and plans to something else."""
-        others = tuple(s for s in incumbent if s[0] != knob.key)
-        points = [(*others, (knob.key, value)) for value in knob.values]
-        points += [others] if others != incumbent else []
+        others = _without(incumbent, knob)
+        settings = [(knob.key, value) for value in knob.values if (knob.key, value) not in self._hopeless]
+        points = [tuple(sorted((*others, setting))) for setting in settings]
         out = [incumbent]
-        for point in points:
-            plan = self._plan(point)
+        for point in (*points, others):
+            plan = self._plan(point) if point not in out else None
             if plan is not None and (knob.key == "engine.args" or not self._same(plan, [*map(self._plan, out)])):
                 out.append(point)
         return out
@@ -217,6 +225,10 @@ class _Search:
             if not point:
                 raise
             return Cost(math.inf, f"failed: {exc.what}")
+
+
+def _without(point: Point, knob: Knob) -> Point:
+    return tuple(setting for setting in point if setting[0] != knob.key)
 
 
 def question(task: Task) -> dict[str, Any]:

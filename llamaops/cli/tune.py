@@ -109,5 +109,5 @@ def tuned_text(tuned: Tuned, out: Path, evidence: Path) -> str:
         lines += [name_of(tuned.point),
                   f"  cost × {r.ratio:.3f} ({r.low:.3f} – {r.high:.3f}) of the start profile's, {r.pairs} pairs"]
         lines += [f"  {line}" for line in confirmed_lines(tuned)]
-    lines.append(f"written: {out}" if tuned.better else "nothing is surely better than the profile as it is: not written")
+    lines.append(f"written: {out}" if tuned.better else "nothing is surely better: not written")
     return "\n".join([*lines, f"evidence: {evidence}"])

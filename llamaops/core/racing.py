@@ -77,6 +77,13 @@ def _lost(row: Sequence[float], best: Sequence[float]) -> bool:
     return n > 2 and sum(worse) / n > t_quantile(0.95, n - 1) * deviation(worse) / math.sqrt(n)
 
 
+def far_behind(costs: Mapping[K, Sequence[float]]) -> list[K]:
+    """Return the candidates that failed, or were 15 % worse than the best in every round they ran."""
+    best = costs[winner(costs, next(iter(costs)))]
+    return [k for k, row in costs.items()
+            if row and all(not math.isfinite(a) or a > b * (1 + CLEAR) for a, b in zip(row, best, strict=False))]
+
+
 def winner(costs: Mapping[K, Sequence[float]], incumbent: K) -> K:
     """Return who won: the cheapest that ran all rounds, but the incumbent unless beaten by 1 % and in most rounds."""
     longest = max(map(len, costs.values()))
