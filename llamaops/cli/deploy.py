@@ -49,7 +49,8 @@ def systemd(profile: Path, overrides: tuple[str, ...], output: Path | None, user
     from llamaops.files import write_whole
 
     planned = prepare.plan_only(prepare.load_profile(profile, overrides))
-    unit = deploy_unit(planned.profile, planned.plan, planned.engine, planned.model, profile.absolute(), user=user,
+    where = profile.parent.resolve() / profile.name
+    unit = deploy_unit(planned.profile, planned.plan, planned.engine, planned.model, where, user=user,
                        overrides=overrides, cgroup_version=planned.host.cgroup.version, environ=os.environ)
     for line in unit.advice:
         click.echo(f"note: {line}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import posixpath
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -128,7 +129,8 @@ def render_unit(
     settings = [f"engine.path={_yaml(engine_path)}"] if engine_path else []
     for setting in (*settings, *overrides, *account["settings"]):
         argv += ["--set", setting]
-    paths = [path for path in (executable, profile_path, engine_path, cache, account["keys_file"], *reads) if path]
+    site = (executable, profile_path, engine_path, cache, account["keys_file"], *reads)
+    paths = [posixpath.normpath(path) for path in site if path]
     context = {"unit": unit_name(profile), "name": profile.name, "user": user, "argv": argv} | account
     context |= _life(profile, systemd_version) | _memory(profile, plan, user)
     context |= _cpu(plan, user, cgroup_version) | _sandbox(profile, paths)

@@ -49,13 +49,15 @@ def test_schema_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_deploy_prints_the_unit_or_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cache").mkdir()
     assert run(["init", "my qwen.yaml"]) == 0
     capsys.readouterr()
     assert run(["deploy", "systemd", "my qwen.yaml", "--user", "--set", "serve.port=0"]) == 0
     answer = capsys.readouterr()
     assert f'up "{tmp_path}/my qwen.yaml" --no-build --set serve.port=0' in answer.out
     assert "engine" in answer.err and "MemoryMax=" not in answer.out
-    assert run(["deploy", "systemd", "my qwen.yaml", "--user", "-o", str(tmp_path), "--set", "serve.port=0"]) == 0
+    options = ["--user", "--set", "serve.port=0", "-o", str(tmp_path)]
+    assert run(["deploy", "systemd", "cache/../my qwen.yaml", *options]) == 0
     written = tmp_path / "llamaops-my-qwen.service"
     assert capsys.readouterr().out == f"{written}\n" and written.read_text() == answer.out
 

@@ -256,6 +256,12 @@ def test_the_sandbox_hides_nothing_that_is_needed(site: dict[str, Any], home: st
     assert (values(text, "ProtectHome"), values(text, "PrivateTmp")) == ([home], [tmp])
 
 
+def test_paths_are_plain_where_systemd_wants_them_plain() -> None:
+    text = render(reads=["/etc/llamaops/../models/m.gguf", "/var/../root/x"])
+    assert values(text, "RequiresMountsFor") == ["/etc/llamaops", "/etc/models", "/opt/llamaops/bin", "/root"]
+    assert values(text, "ProtectHome") == ["read-only"]
+
+
 def test_a_low_port_gets_the_one_capability_it_needs() -> None:
     low = render(example("quickstart", "", "serve.port=443"))
     assert values(low, "AmbientCapabilities") == values(low, "CapabilityBoundingSet") == ["CAP_NET_BIND_SERVICE"]
