@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from llamaops.cli import colour
+
+if TYPE_CHECKING:
+    from llamaops.host.doctor import Check
 
 VERDICT_COLOURS = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "red"}
 
@@ -40,6 +45,8 @@ def doctor(as_json: bool, recorded: Path | None) -> None:
 
     with opened(recorded) as root:
         checks = examine(root or Path("/"))
+    if recorded is None:
+        checks.insert(0, _engine_check())
     if as_json:
         click.echo(json.dumps({"checks": [check.document() for check in checks]}, indent=2, ensure_ascii=False))
     else:
@@ -50,6 +57,24 @@ def doctor(as_json: bool, recorded: Path | None) -> None:
                 click.echo(f"{'':<23}mend: {check.mend}")
     if any(check.verdict == "fail" for check in checks):
         sys.exit(70)
+
+
+def _engine_check() -> Check:
+    """Say which llama-server a profile with engine.path: auto would run: an old one on PATH is a common surprise."""
+    from llamaops.acquire.locate import find_engine
+    from llamaops.core.profile import EngineSection
+    from llamaops.dirs import find_dirs
+    from llamaops.errors import EngineUnavailable
+    from llamaops.host.doctor import Check
+
+    try:
+        found = find_engine(EngineSection(), find_dirs(os.environ).cache, os.environ)
+    except EngineUnavailable as exc:
+        return Check("engine", "warn", "; ".join(filter(None, (exc.what, exc.where, exc.why))), exc.fix)
+    if found is None:
+        return Check("engine", "info", "none yet; one is built when it is first needed", "llamaops engine build")
+    runtime = found.openmp or "no OpenMP"
+    return Check("engine", "ok", f"{found.path}, version {found.version or 'unknown'}, {runtime}, from {found.origin}")
 
 
 @host.command()

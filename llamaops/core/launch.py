@@ -155,7 +155,7 @@ def check_flags(argv: Sequence[str], engine: Engine) -> None:
         if re.match(r"--?[A-Za-z]", word) and word not in engine.flags:
             raise WrongProfile(f"this llama-server does not know the flag {word}", where="engine.args",
                                why=f"{engine.path} is version {engine.version or 'unknown'} and does not list it in "
-                                   "--help",
+                               "--help",
                                fix="take the flag out of engine.args, or use another engine: llamaops engine build")
 
 
