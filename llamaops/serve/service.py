@@ -21,6 +21,7 @@ from llamaops.core.plan import Note, Plan
 from llamaops.core.profile import Profile, ServeSection
 from llamaops.errors import EngineFailed, LlamaopsError, PortTaken, WrongProfile
 from llamaops.serve import notify
+from llamaops.serve.activation import passed_socket
 from llamaops.serve.auth import KeyRing, load_keys
 from llamaops.serve.control import serve_control
 from llamaops.serve.enginelog import EngineLog
@@ -56,8 +57,11 @@ class Job:
 def listen(section: ServeSection) -> socket.socket:
     """Take the relay's address before the long work begins; connections are refused until the service runs.
 
-    Port 0 takes any free port. Raises PortTaken, naming who holds the port where that can be told.
+    A socket that the service manager passed is taken instead. Port 0 takes any free port. Raises PortTaken, naming who
+    holds the port where that can be told.
     """
+    if passed := passed_socket(section, os.environ):
+        return passed
     sock = socket.socket(socket.AF_INET6 if ":" in section.host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
