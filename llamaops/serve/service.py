@@ -141,7 +141,14 @@ class Service:
 
     async def _serve(self) -> None:
         supervising = asyncio.create_task(self._supervisor.run())
-        await asyncio.sleep(0)  # the engine is spawned here, so that it loads while the relay's modules are imported
+        try:
+            await asyncio.sleep(0)  # the engine is spawned here, so that it loads while the relay is imported
+            await self._relay_until_over(supervising)
+        finally:  # nothing to cancel unless the relay could not be set up
+            supervising.cancel()
+            await asyncio.gather(supervising, return_exceptions=True)
+
+    async def _relay_until_over(self, supervising: asyncio.Task[None]) -> None:
         from llamaops.serve.app import make_app, make_server
 
         self._app = make_app(self._supervisor, self._traffic, _relay_config(self._job, self._keys),
