@@ -21,7 +21,6 @@ import platform
 import random
 import re
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -33,9 +32,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-LLAMAOPS = [sys.executable, "-m", "llamaops"]
-PROFILE = ROOT / "examples" / "quickstart.yaml"
+from servers import PROFILE, ask, free_port, of_file, serving, up
+
 NOBODY = 65534
 PROMPT = "Tell me a long story about a lighthouse keeper, his daughter and the sea. " * 3
 SIDES = ("llamaops", "unprivileged", "plain")
@@ -90,48 +88,13 @@ def measure(port: int, seconds: float, high: bool) -> Result:
 # ---- the servers ----
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-@contextlib.contextmanager
-def serve(side: str, engine: str, model: str, new_session: bool) -> Iterator[int]:
-    """Start one side and yield its port when it answers."""
-    port, runtime = free_port(), tempfile.mkdtemp(prefix="llo-")
-    env = os.environ | {"XDG_RUNTIME_DIR": runtime, "XDG_STATE_HOME": runtime}
-    argv = [*LLAMAOPS, "up", str(PROFILE), "--set", f"serve.port={port}", "--set", f"engine.path={engine}",
-            "--set", f"model.source=path:{model}", "--set", "model.sha256=null", "--log-level", "warning"]
+def command(side: str, port: int, engine: str, model: str) -> list[str]:
+    """Return the command line of one side."""
     if side == "plain":
-        argv = [engine, "-m", model, "--port", str(port)]
-    if side == "unprivileged":
-        shutil.chown(runtime, NOBODY, NOBODY)
-        argv = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all", *argv]
-        env |= {"HOME": runtime, "LLAMAOPS_CACHE": f"{runtime}/cache"}
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               start_new_session=new_session)
-    try:
-        await_healthy(port, process)
-        yield port
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        process.kill()
-        shutil.rmtree(runtime, ignore_errors=True)
-
-
-def await_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the server answers its health probe; both kinds of server are asked what they understand."""
-    while True:
-        if process.poll() is not None:
-            sys.exit(f"the server ended with {process.returncode}: {process.args!r}")
-        for path in ("/readyz", "/health"):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
-                sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-                if sock.recv(64).startswith(b"HTTP/1.1 200"):
-                    return
-        time.sleep(0.05)
+        return [engine, "-m", model, "--port", str(port)]
+    ours = up(port, **of_file(engine, model))
+    drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all"]
+    return ours if side == "llamaops" else [*drop, *ours]
 
 
 # ---- the noise ----
@@ -170,8 +133,9 @@ def make_cgroup() -> Path:
 
 def one_run(side: str, where: str | None, engine: str, model: str, seconds: float) -> tuple[Result, Result]:
     """Start a side, add the noise, measure with both clients."""
+    port, user = free_port(), NOBODY if side == "unprivileged" else None
     around = noise(where) if where else contextlib.nullcontext()
-    with serve(side, engine, model, new_session=where != "session") as port, around:
+    with serving(command(side, port, engine, model), port, user=user, new_session=where != "session"), around:
         return measure(port, seconds, True), measure(port, seconds, False)
 
 
@@ -193,14 +157,11 @@ def main() -> None:
     args.add_argument("--model")
     options = args.parse_args()
 
-    def ask(*words: str) -> str:
-        return subprocess.run([*LLAMAOPS, *words], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-
     with tempfile.TemporaryDirectory(prefix="llo-noise-") as folder:
         Path(folder).chmod(0o755)
         # Copies that every user can read: the unprivileged side has no other way to them.
         engine = shutil.copy(options.engine or ask("engine", "locate"), folder)
-        model = shutil.copy(options.model or ask("model", "pull", str(PROFILE)), folder)
+        model = shutil.copy(options.model or ask("model", "pull", PROFILE), folder)
         print(f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, {date.today()}; "
               f"{options.runs} runs of {options.seconds:.0f} s a side and client, interleaved; {Path(model).name}")
         print(f"{'':<14}{'client at FIFO 99':^32}  |{'ordinary client':^32}")
