@@ -12,7 +12,7 @@ class CpuSet(frozenset[int]):
     def parse(cls, text: str) -> CpuSet:
         """Read a Linux CPU list such as ``0-3,8,10-11:2``.
 
-        The grammar is the kernel's `bitmap_parselist` (Documentation/admin-guide/kernel-parameters.rst): comma-separated
+        The grammar is the kernel's `bitmap_parselist` (admin-guide/kernel-parameters.rst): comma-separated
         ids, ranges ``a-b``, and ``a-b:used/group``. Blank text is the empty set. Raises ValueError naming the bad part.
         """
         ids: set[int] = set()

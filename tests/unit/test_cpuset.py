@@ -39,7 +39,7 @@ def test_masks_of_any_width(ids, mask):
     assert CpuSet(ids).mask() == mask
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.frozensets(st.integers(0, 300)))
 def test_the_list_form_reads_back(ids):
     cpus = CpuSet(ids)
