@@ -112,8 +112,8 @@ def main() -> None:
     for _ in range(options.runs):
         for side in random.sample(list(sides), 2):
             sides[side].append(one_run(side, engine, model, options.seconds))
-    print(f"{platform.machine()}, {os.cpu_count()} CPUs, {date.today()}, {Path(model).name}; "
-          f"{VICTIMS} streams, a prompt of {PROMPT_TOKENS} words every {EVERY_S} s; {options.runs} runs of {options.seconds:.0f} s a side\n")
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, {date.today()}, {Path(model).name}; {options.runs} runs of "
+          f"{options.seconds:.0f} s a side; {VICTIMS} streams, a prompt of {PROMPT_TOKENS} words every {EVERY_S} s\n")
     print(f"{'':<10}{'gap p50 ms':>12}{'gap p99 ms':>12}{'worst run':>11}{'prompt TTFT p50 ms':>20}")
     for side, runs in sides.items():
         p50, p99 = ([quantile(r.gaps, q) for r in runs] for q in (0.5, 0.99))
