@@ -84,7 +84,7 @@ async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     known = {k.lower(): v for k, v in headers}
     if known.get(b"transfer-encoding") == b"chunked":
         body = b""
-        while size := int(await reader.readline(), 16):
+        while size := int(await reader.readuntil(b"\r\n"), 16):
             body += await reader.readexactly(size)
             await reader.readexactly(2)
         await reader.readexactly(2)

@@ -56,6 +56,7 @@ class FrontProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._refused = _BAD
+        self._deaf = False  # the rest of what comes is not read for its meaning
         self._refusing: asyncio.TimerHandle | None = None
         self._head_bytes = self._head_count = 0
         self._stall: _Stall | None = None
@@ -73,7 +74,7 @@ class FrontProtocol(HttpToolsProtocol):
     # --- the head of a request
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing() or self._refusing is not None:
+        if self.transport.is_closing() or self._deaf:
             return
         if self._head_timer is not None:
             self._head_bytes += len(data)
@@ -130,20 +131,26 @@ class FrontProtocol(HttpToolsProtocol):
         self._refuse(self._refused)
 
     def _refuse(self, refused: _Refused) -> None:
-        """Answer and close; into an answer that is under way nothing can be said any more."""
+        """Answer and close; what was asked before on this connection is answered first."""
         self._stop_head_timer()
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.close()
-            return
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:
+                cycle.keep_alive = False  # it has all it needs: its answer is the last on this connection
+                self._deaf = True
+                return
+            if cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+            cycle.disconnected = True  # the application must not add to the answer below
+            cycle.waiting_for_100_continue = False
+            cycle.message_event.set()
         body = error_body(refused.message, "invalid_request_error", refused.code)
         self.transport.write(
             STATUS_LINE[refused.status] + b"content-type: application/json; charset=utf-8\r\nconnection: close\r\n"
             b"content-length: %d\r\n\r\n" % len(body) + body
         )
-        if cycle is not None:
-            cycle.disconnected = True  # the application must not add to this answer
-            cycle.message_event.set()
+        self._deaf = True
         # Closing on unread bytes resets the connection, and the client would lose the answer: let it read first.
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -188,6 +188,17 @@ def test_keep_alive_and_pipelining_answer_in_order() -> None:
     run(main())
 
 
+def test_what_was_asked_before_garbage_is_answered_before_the_end() -> None:
+    async def main() -> None:
+        async with rig(answer_list) as r:
+            client = await r.ask(b"GET /props HTTP/1.1\r\n\r\nGET /slots HTTP/1.1\r\n\r\n\x00garbage\r\n\r\n")
+            for _ in range(2):
+                assert (await client.answer()).status == 200
+            assert await client.closed()
+
+    run(main())
+
+
 def test_expect_100_continue() -> None:
     async def script(request: EngineRequest) -> None:
         assert request.get(b"expect") == []
