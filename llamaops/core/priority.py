@@ -121,8 +121,7 @@ def set_priority(section: PlacementSection, host: Host, policy: Policy, *, alone
 
 def _nice(section: PlacementSection, host: Host, *, alone: bool, findings: Findings) -> int | None:
     """Return the absolute niceness, None where it stays as it is."""
-    present = host.rights.nice
-    lowest = present if host.rights.lowest_nice is None else host.rights.lowest_nice
+    lowest = host.rights.nice if host.rights.lowest_nice is None else host.rights.lowest_nice
     target = (NICE_ALONE if alone else NICE_SHARED) if section.nice == "auto" else section.nice
     if host.system != "linux":
         return None
@@ -130,7 +129,7 @@ def _nice(section: PlacementSection, host: Host, *, alone: bool, findings: Findi
         findings.degraded("tool-missing-nice", "nice is not installed, so the engine's niceness stays as it is; "
                           "install coreutils")
         return None
-    if not (lowest < min(0, present) if section.nice == "auto" else lowest <= target):
+    if not (lowest < 0 if section.nice == "auto" else lowest <= target):
         _nice_refused(section, host, findings)
         return None
     reached = max(target, lowest)

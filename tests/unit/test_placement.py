@@ -283,6 +283,26 @@ def test_a_system_without_affinity_is_planned_without_pinning():
     assert [note.code for note in planned.notes] == ["no-affinity"]
 
 
+@pytest.mark.parametrize(("rights", "asked", "nice", "code"), [
+    (Rights(lowest_nice=-20), "auto", -15, None),
+    (Rights(lowest_nice=-12), "auto", -12, None),
+    (Rights(lowest_nice=-12, nice=-12), "auto", -12, None),     # a relay that has lifted itself plans the same again
+    (Rights(lowest_nice=0), "auto", None, "nice-not-permitted"),
+    (Rights(lowest_nice=5, nice=5), "auto", None, "nice-not-permitted"),
+    (Rights(), "auto", None, "nice-not-permitted"),
+    (Rights(), 10, 10, None),
+    (Rights(lowest_nice=-12), -13, None, "nice-refused"),
+    (Rights(lowest_nice=-12), -12, -12, None),
+])
+def test_niceness_goes_as_far_as_wanted_and_permitted(rights, asked, nice, code):
+    host = Host(online=CpuSet({0}), rights=rights, tools=dict.fromkeys(TOOLS, "x"), mem_available=1 << 34)
+    section = PlacementSection(nice=asked)
+    planned = plan(Profile(name="x", model=ModelSection(source="path:/m"), placement=section), host, SMALL, None)
+    assert (planned.placement.nice, planned.placement.relay_nice) == (nice, nice)
+    codes = {note.code for note in planned.notes if note.code.startswith("nice-")}
+    assert codes == ({code} if code else set())
+
+
 def test_every_note_code_is_documented():
     source = "".join(path.read_text() for path in (HERE.parents[1] / "llamaops").rglob("*.py"))
     codes = set(re.findall(r"""\.(?:info|degraded|risk)\(\s*f?"([a-z0-9-]+)",\s""", source))
