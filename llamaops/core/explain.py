@@ -16,10 +16,12 @@ THROTTLED = 0.02
 STEAL = 0.05
 MEMORY_PRESSURE = 0.05
 MAJOR_FAULTS_PER_S = 50.0
+LITTLE_BYTES = 64 << 20
 MIGRATIONS_PER_S = 50.0
 BLOCKED_S = 1.0
 HOT_CELSIUS, SLOWED = 80.0, 0.85
 SILENT_S = 5.0
+_LESS_MEMORY = "free memory, or lower model.context, serve.slots or memory.prompt_cache_mib"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class Window:
     slowest_clock: float | None = None
     """The lowest clock of the decode CPUs, relative to what it can be."""
     rss_bytes: int | None = None
-    headroom_bytes: int | None = None
+    available_bytes: int | None = None
     others: tuple[Use, ...] = ()
     streams: tuple[Stream, ...] = ()
     prompts: tuple[Stream, ...] = ()
@@ -192,7 +194,9 @@ def _memory(window: Window) -> Iterator[Finding]:
                       "free memory, lower model.context or serve.slots, or set memory.lock", max(waited, 0.5))
     elif waited >= MEMORY_PRESSURE:
         yield Finding("memory", f"memory is short: {_percent(waited)} of the time something waits for it",
-                      "free memory, or lower model.context, serve.slots or memory.prompt_cache_mib", waited)
+                      _LESS_MEMORY, waited)
+    elif window.available_bytes is not None and window.available_bytes < LITTLE_BYTES:
+        yield Finding("memory", f"only {window.available_bytes >> 20} MiB of memory are left", _LESS_MEMORY, 0.04)
 
 
 def _prefill(window: Window) -> Iterator[Finding]:

@@ -103,6 +103,9 @@ class EngineMetrics:
         if reading.pressure:
             yield _gauge("pressure_ratio", "Share of the last 10 s in which a task waited for it.", "resource",
                          reading.pressure)
+        if reading.available_bytes is not None:
+            yield _gauge("memory_available_bytes", "What the machine or the nearest cgroup limit still gives.", None,
+                         {"": float(reading.available_bytes)})
         if reading.temperature_celsius is not None:
             yield _gauge("temperature_celsius", "The hottest CPU sensor.", None, {"": reading.temperature_celsius})
 

@@ -13,6 +13,7 @@ from llamaops.core.cpuset import CpuSet
 
 _POLICIES = {0: "other", 1: "fifo", 2: "rr", 3: "batch", 5: "idle", 6: "deadline", 7: "ext"}
 _CPU_SENSORS = re.compile(r"x86_pkg_temp|cpu|soc|coretemp|k10temp|zenpower", re.IGNORECASE)
+_MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -62,6 +63,7 @@ class Reading:
     throttled_s: float | None
     pressure: dict[str, float]
     temperature_celsius: float | None
+    available_bytes: int | None
     hertz: dict[int, float]
     slowest_clock: float | None
 
@@ -75,7 +77,7 @@ def read(pid: int | None, watched: CpuSet, root: Path = Path("/")) -> Reading:
         engine=read_threads(root, pid) if pid else {}, relay=read_threads(root, os.getpid()),
         rss_bytes=_rss(root, pid) if pid else None, cpu_s=(int(stat[11]) + int(stat[12])) * _TICK_S if stat else None,
         major_faults=int(stat[9]) if stat else 0, throttled_s=_throttled(root), pressure=_pressure(root),
-        temperature_celsius=_temperature(root), hertz=hertz, slowest_clock=slowest,
+        temperature_celsius=_temperature(root), available_bytes=_available(root), hertz=hertz, slowest_clock=slowest,
     )
 
 
@@ -151,7 +153,7 @@ def _pressure(root: Path) -> dict[str, float]:
 def _throttled(root: Path) -> float | None:
     """Return for how long a quota of our cgroup or an ancestor has stopped it, the longest of them."""
     found = []
-    for folder in _cpu_folders(root):
+    for folder in _folders(root, "cpu"):
         stat = _pairs(_text(folder / "cpu.stat"), None)
         if "throttled_usec" in stat:
             found.append(stat["throttled_usec"] / 1e6)
@@ -160,10 +162,25 @@ def _throttled(root: Path) -> float | None:
     return max(found, default=None)
 
 
-def _cpu_folders(root: Path) -> Iterator[Path]:
+def _available(root: Path) -> int | None:
+    """Return how much memory can still be had: MemAvailable, or less where a cgroup's limit is nearer."""
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo") or "")
+    found = [int(match.group(1)) * 1024] if match else []
+    for folder in _folders(root, "memory"):
+        for limit_name, used_name in _MEMORY_FILES:
+            limit, used = _number(folder / limit_name), _number(folder / used_name)
+            if limit is not None and used is not None:
+                stat = _pairs(_text(folder / "memory.stat"), None)
+                droppable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+                found.append(max(0, limit - used + droppable))
+    return min(found, default=None)
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of our cgroup and its ancestors for one controller, v1 and v2."""
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "" or "cpu" in controllers.split(","):
+        if controllers == "" or controller in controllers.split(","):
             top = root / "sys/fs/cgroup" / controllers
             folder = top / path.lstrip("/")
             # A container may see only its own part of the tree, then the path leads nowhere and its top is ours.

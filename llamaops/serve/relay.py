@@ -104,6 +104,7 @@ class _Passage:
         self._sent_at = 0.0
         self._admitted_at: float | None = None
         self._blocked_since: float | None = None
+        self._cancelled = False
 
     def has_id(self, request_id: str) -> bool:
         """Tell whether this request goes by that id."""
@@ -113,6 +114,7 @@ class _Passage:
         """Break it off, if the engine works on it."""
         if not self._connected.done():
             return False
+        self._cancelled = True
         self._connected.result().fail("cancelled by the operator")
         return True
 
@@ -307,6 +309,8 @@ class _Passage:
 
     def _report(self) -> None:
         record, stream = self._call.record, self._stream
+        if self._cancelled:
+            record.outcome = "cancelled"
         counts = stream.counts() if stream is not None and self._streaming else self._whole.counts()
         record.prompt_tokens, record.output_tokens, record.finish = counts.prompt, counts.output, counts.finish
         if stream is not None and (times := stream.text_times()) is not None:

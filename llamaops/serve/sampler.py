@@ -225,7 +225,8 @@ def _window(old: Reading, new: Reading, place: Place, cpus: tuple[CpuUse, ...], 
         major_faults_per_s=max(0, new.major_faults - old.major_faults) / seconds,
         throttled=max(0.0, (new.throttled_s or 0.0) - (old.throttled_s or 0.0)) / seconds, pressure=new.pressure,
         temperature_celsius=new.temperature_celsius, slowest_clock=new.slowest_clock, rss_bytes=new.rss_bytes,
-        others=others, streams=tuple(streams), prompts=tuple(prompts), gaps=gaps, events_per_s=events_per_s,
+        available_bytes=new.available_bytes, others=others, streams=tuple(streams), prompts=tuple(prompts),
+        gaps=gaps, events_per_s=events_per_s,
     )
 
 

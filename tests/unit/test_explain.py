@@ -38,6 +38,7 @@ def test_a_smooth_stream_and_an_idle_engine_are_said_to_be_so() -> None:
     ({"cpus": (CpuUse(3, 0.8, 0.8, 0, steal=0.2, decode=True),)}, "steal", "the hypervisor gave 20 % of a decode CPU"),
     ({"temperature_celsius": 91.0, "slowest_clock": 0.6}, "heat", "at 91 °C the decode CPUs run at 60 %"),
     ({"pressure": {"memory": 0.23}}, "memory", "memory is short: 23 % of the time"),
+    ({"available_bytes": 40 << 20}, "memory", "only 40 MiB of memory are left"),
     ({"major_faults_per_s": 900.0}, "memory", "reads 900 pages a second back from disk"),
     ({"streams": (DECODING, replace(DECODING, id="req_c"), PROMPT), "prompts": (PROMPT,),
       "gaps": Gaps(30, 2, 0.012, 0.9, 1.6, 1.7)}, "prefill-stall",
