@@ -25,7 +25,8 @@ SEEDS = [
     b"GET http://x/v1/models HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nCookie: a=\xff\r\n\r\n",
 ]
 PIECES = [
-    b"\r\n", b"\n", b"\r\n\r\n", b"\x00", b"\xff", b" ", b":", b"%00", b"../", b"//", b"?", b"#", b"HTTP/1.1", b"0\r\n\r\n",
+    b"\r\n", b"\n", b"\r\n\r\n", b"\x00", b"\xff", b" ", b":", b"%00", b"../", b"//", b"?", b"#", b"HTTP/1.1",
+    b"0\r\n\r\n",
     b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"fffffffffffffffff\r\n",
     b'{"model":3}',
 ]
