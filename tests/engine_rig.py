@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llamaops.core.engine_life import Status
 from llamaops.core.launch import LaunchSpec
-from llamaops.core.lifecycle import Status
 from llamaops.core.profile import BackoffSection, SuperviseSection
 from llamaops.serve.enginelog import EngineLog
-from llamaops.serve.process import MARK
+from llamaops.serve.procfs import MARK
 from llamaops.serve.supervisor import Supervisor
 from llamaops.serve.traffic import Endpoint, Traffic
 

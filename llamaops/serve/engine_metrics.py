@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llamaops.core.lifecycle import State, Status
+from llamaops.core.engine_life import State, Status
 from llamaops.serve.metrics import PREFIX
 from llamaops.serve.sampler import Sampler
 

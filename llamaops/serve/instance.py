@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from llamaops.dirs import private_dir
 from llamaops.errors import LockHeld
-from llamaops.serve.process import end_strays, read_stat
+from llamaops.serve.procfs import end_strays, read_stat
 
 _LOCK_PATIENCE_S = 0.3
 MAX_SOCKET_PATH = 107
@@ -165,10 +164,10 @@ def _write_holder(instance: Instance) -> None:
     pid = os.getpid()
     stat = read_stat(pid)
     document = json.dumps({"pid": pid, "started": stat.started if stat else 0})
-    handle, temporary = tempfile.mkstemp(dir=instance.folder, prefix="pid.")
-    with os.fdopen(handle, "w") as file:
-        file.write(document + "\n")
-    Path(temporary).replace(instance.folder / "pid")
+    written = instance.folder / "pid.new"
+    written.write_text(document + "\n")
+    written.chmod(0o600)
+    written.replace(instance.folder / "pid")
 
 
 def _remove_sockets(instance: Instance) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llamaops.core.cpuset import CpuSet
+from llamaops.core.engine_life import State
 from llamaops.core.explain import Stream
-from llamaops.core.lifecycle import State
 from llamaops.core.plan import Plan
 from llamaops.core.profile import Profile
 from llamaops.serve.app import App

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamaops.serve.process import bytes_read, read_stat
+from llamaops.serve.procfs import bytes_read, read_stat
 
 MIN_CPU_SHARE = 0.01
 """Below this share of one CPU an engine counts as still: answering a probe or pinging costs less, a token more."""

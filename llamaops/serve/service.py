@@ -23,7 +23,7 @@ from llamaops.errors import EngineFailed, LlamaopsError, PortTaken, WrongProfile
 from llamaops.serve import notify
 from llamaops.serve.activation import passed_socket
 from llamaops.serve.auth import KeyRing, load_keys
-from llamaops.serve.control import serve_control
+from llamaops.serve.control_server import serve_control
 from llamaops.serve.enginelog import EngineLog
 from llamaops.serve.instance import Instance
 from llamaops.serve.status import page_status

@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamaops.core import lifecycle as life
+from llamaops.core import engine_life as life
 from llamaops.core.causes import Cause, Exit, explain
+from llamaops.core.engine_life import State, Status
 from llamaops.core.launch import LaunchSpec
-from llamaops.core.lifecycle import State, Status
+from llamaops.core.lifecycle import IllegalTransition, step
 from llamaops.core.plan import Note
 from llamaops.core.profile import SuperviseSection
 from llamaops.errors import EngineFailed, LlamaopsError, TryAgain
 from llamaops.serve.enginelog import EngineLog, LineWriter
 from llamaops.serve.probe import is_serving, warm_up
-from llamaops.serve.process import EngineProcess, any_runnable, bytes_read, current_cpus, reap_orphans, spawn
+from llamaops.serve.process import EngineProcess, current_cpus, spawn
+from llamaops.serve.procfs import any_runnable, bytes_read, reap_orphans
 from llamaops.serve.pulse import Pulse, look
 from llamaops.serve.traffic import Endpoint, Traffic, Unready
 
@@ -196,8 +198,8 @@ class Supervisor:
     def _apply(self, event: life.Event) -> None:
         before = self._status
         try:
-            self._status, actions = life.step(before, event, time.monotonic(), self._policy)
-        except life.IllegalTransition as exc:
+            self._status, actions = step(before, event, time.monotonic(), self._policy)
+        except IllegalTransition as exc:
             log.warning("ignored: %s", exc)
             return
         for line in self._status.history[len(before.history) if len(before.history) < life.HISTORY else -1 :]:

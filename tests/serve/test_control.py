@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from llamaops.errors import LlamaopsError, NotRunning, WrongProfile
-from llamaops.serve import control
-from llamaops.serve.control import call, follow, serve_control
+from llamaops.serve import control_server
+from llamaops.serve.control import call, follow
+from llamaops.serve.control_server import serve_control
 
 
 class Answers:
@@ -51,7 +52,7 @@ class Answers:
 def serving(path: Path, answers: Answers) -> Iterator[None]:
     """Serve the control socket in a thread of its own, as an instance in another process would."""
     loop = asyncio.new_event_loop()
-    handlers: dict[str, control.Handler] = {
+    handlers: dict[str, control_server.Handler] = {
         "status": answers.status, "reload": answers.reload, "logs": answers.logs, "broken": answers.broken,
         "hang": answers.hang,
     }
@@ -166,7 +167,7 @@ def test_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def stranger(sock: socket.socket) -> int:
         return 12345
 
-    monkeypatch.setattr(control, "_peer_uid", stranger)
+    monkeypatch.setattr(control_server, "_peer_uid", stranger)
     with pytest.raises(LlamaopsError) as failure:
         call(path, "status")
     assert failure.value.exit_code == 77

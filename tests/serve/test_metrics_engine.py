@@ -17,8 +17,8 @@ from relay_rig import EngineRequest, Rig, chunk, json_answer, rig, run, until
 
 from llamaops.core.causes import Cause
 from llamaops.core.cpuset import CpuSet
+from llamaops.core.engine_life import State, Status
 from llamaops.core.explain import Stream, explain
-from llamaops.core.lifecycle import State, Status
 from llamaops.serve.engine_metrics import EngineMetrics, Facts, Restarts
 from llamaops.serve.readings import read
 from llamaops.serve.sampler import Place, Sampler, counters, picture

@@ -16,8 +16,9 @@ import pytest
 
 from llamaops.core.causes import Exit
 from llamaops.core.launch import LaunchSpec
-from llamaops.serve import process
-from llamaops.serve.process import EngineProcess, end_strays, read_stat, spawn
+from llamaops.serve import process, procfs
+from llamaops.serve.process import EngineProcess, spawn
+from llamaops.serve.procfs import end_strays, read_stat
 
 STUB = Path(__file__).parents[1] / "fakes" / "stub_engine.py"
 
@@ -144,7 +145,7 @@ def test_the_next_start_ends_what_the_last_run_left(tmp_path: Path, mark: str) -
     with supervise(tmp_path, mark, "--stub-fork", "daemon") as ours:
         assert ours.stdout
         assert b"initializing" in ours.stdout.readline() + ours.stdout.readline()
-        await_true(lambda: len([p for p in process._pids() if p != ours.pid and marked(p, mark)]) == 2)
+        await_true(lambda: len([p for p in procfs._pids() if p != ours.pid and marked(p, mark)]) == 2)
         ours.kill()
     assert len(end_strays(mark)) in (1, 2)
 
@@ -170,7 +171,7 @@ def test_as_pid_1_orphans_are_reaped_and_children_of_our_own_are_not() -> None:
     """A subreaper (prctl 36) inherits orphans just as pid 1 does."""
     code = textwrap.dedent("""
         import ctypes, os, subprocess, sys, time
-        from llamaops.serve.process import reap_orphans, read_stat
+        from llamaops.serve.procfs import read_stat, reap_orphans
 
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
         own = subprocess.Popen(["true"])
@@ -188,7 +189,7 @@ def test_as_pid_1_orphans_are_reaped_and_children_of_our_own_are_not() -> None:
 
 
 def marked(pid: int, mark: str) -> bool:
-    return process._is_marked(pid, f"{process.MARK}={mark}".encode())
+    return procfs._is_marked(pid, f"{procfs.MARK}={mark}".encode())
 
 
 def test_a_mark_is_not_taken_for_a_longer_one(tmp_path: Path, mark: str) -> None:

@@ -19,7 +19,7 @@ from engine_rig import QUICK, Rig, ask, drive, engine_pid, get, marked, run_unti
 from llamaops.core.plan import Note
 from llamaops.core.profile import BackoffSection
 from llamaops.errors import EngineFailed, TryAgain
-from llamaops.serve.process import any_runnable
+from llamaops.serve.procfs import any_runnable
 from llamaops.serve.traffic import Endpoint, Unready
 
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamaops.core import lifecycle as life
+from llamaops.core import engine_life as life
 from llamaops.core.causes import Cause, Exit
-from llamaops.core.lifecycle import State, Status, step
+from llamaops.core.engine_life import State, Status
+from llamaops.core.lifecycle import IllegalTransition, step
 
 POLICY = life.Policy(initial_s=1, max_s=8, reset_after_s=100, give_up_after=5)
 CRASH = Cause("unknown", "the engine ended with exit code 1")
@@ -96,7 +97,7 @@ def test_actions(events: list[life.Event], actions: list[life.Action]) -> None:
     ([], BESIDE),
 ])
 def test_illegal_transitions_raise(events: list[life.Event], event: life.Event) -> None:
-    with pytest.raises(life.IllegalTransition):
+    with pytest.raises(IllegalTransition):
         step(play(*events), event, 0.0, POLICY)
 
 
@@ -185,7 +186,7 @@ class World:
         before = self.status
         try:
             self.status, actions = step(before, event, self.now, POLICY)
-        except life.IllegalTransition:
+        except IllegalTransition:
             assert self.status == before
             return
         self.asked = isinstance(event, life.StartRequested | life.RenewRequested) or before.then == "renew"
