@@ -56,6 +56,8 @@ class FrontProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._refused = _BAD
+        self._answering: RequestResponseCycle | None = None
+        self._held = b""  # pipelined requests that are not parsed yet
         self._deaf = False  # the rest of what comes is not read for its meaning
         self._refusing: asyncio.TimerHandle | None = None
         self._head_bytes = self._head_count = 0
@@ -68,6 +70,10 @@ class FrontProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         if self._refusing is not None:
             self._refusing.cancel()
+        # uvicorn tells only the last request of a pipeline that its client has gone.
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -76,12 +82,32 @@ class FrontProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing() or self._deaf:
             return
+        if self.pipeline:
+            self._hold(data)
+            return
         if self._head_timer is not None:
             self._head_bytes += len(data)
         super().data_received(data)
+        if self.pipeline:
+            self.flow.resume_reading()  # uvicorn stops reading here, and would not notice that the client has gone
         # One endless header line is collected inside the parser before any callback sees it.
         if self._head_timer is not None and self._head_bytes > self.limits.head_bytes + self.limits.target:
             self._refuse(_LARGE_HEAD)
+
+    def _hold(self, data: bytes) -> None:
+        self._held += data
+        if len(self._held) > self.limits.head_bytes:
+            self.flow.pause_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._held and not self.pipeline:
+            held, self._held = self._held, b""
+            self.data_received(held)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
         if self._head_timer is None:

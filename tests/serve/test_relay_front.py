@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -183,6 +184,39 @@ def test_keep_alive_and_pipelining_answer_in_order() -> None:
         async with rig(script) as r:
             client = await r.ask(b"".join(b"GET /props?%d HTTP/1.1\r\nHost: x\r\n\r\n" % i for i in range(5)))
             for i in range(5):
+                assert (await client.answer()).body == b"GET /props?%d HTTP/1.1" % i
+
+    run(main())
+
+
+def test_a_client_that_pipelines_and_goes_away_is_noticed() -> None:
+    async def script(request: EngineRequest) -> None:
+        await request.gone()
+
+    async def main() -> None:
+        async with rig(script) as r:
+            ask = b"POST /v1/embeddings HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+            client = await r.ask(ask + ask)
+            await until(lambda: r.app.admission.running == 1 and r.requests)
+            await client.send(ask * 3)
+            client.close()
+            async with asyncio.timeout(1):
+                await until(lambda: r.app.admission.running == 0)
+            assert len(r.requests) == 1
+
+    run(main())
+
+
+def test_a_long_pipeline_is_answered_in_order_and_in_small_memory() -> None:
+    async def script(request: EngineRequest) -> None:
+        await request.send(json_answer(request.line))
+
+    async def main() -> None:
+        async with rig(script) as r:
+            client = await r.connect()
+            for i in range(300):
+                await client.send(b"GET /props?%d HTTP/1.1\r\nX: %b\r\n\r\n" % (i, b"x" * 500))
+            for i in range(300):
                 assert (await client.answer()).body == b"GET /props?%d HTTP/1.1" % i
 
     run(main())
