@@ -150,15 +150,3 @@ def _ulimits(plan: Plan) -> dict[str, int]:
     if plan.memory.lock:
         found["memlock"] = -1
     return found
-
-
-def site_user(needed: Sequence[str], uid: int, gid: int) -> str:
-    """Return who the container runs as: this account, or the image's own for root if everybody may read ``needed``."""
-    from llamaops.deploy.site import readable_by_all
-
-    if uid:
-        return f"{uid}:{gid}"
-    if all(readable_by_all(Path(path)) for path in needed):
-        return f"{container.UID}:{container.UID}"
-    owner = Path(next(path for path in needed if not readable_by_all(Path(path)))).stat()
-    return f"{owner.st_uid}:{owner.st_gid}"

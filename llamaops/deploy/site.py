@@ -17,6 +17,7 @@ from llamaops.core.model import Model
 from llamaops.core.plan import Plan
 from llamaops.core.profile import Profile
 from llamaops.core.source import PathSource, parse_source
+from llamaops.deploy.container import UID
 from llamaops.deploy.systemd import render_unit
 from llamaops.dirs import find_dirs
 from llamaops.errors import UsageError
@@ -131,3 +132,17 @@ def readable_by_all(path: Path) -> bool:
         return open_file and all(folder.stat().st_mode & 0o001 for folder in folders)
     except OSError:
         return False
+
+
+def container_user(profile: Profile, model: Model | None) -> str:
+    """Return ``uid:gid`` for a container on this machine: this account, which can read its model and keys.
+
+    Rendered by root it is the image's own account if everybody may read them, else the owner of the file that not
+    everybody may.
+    """
+    if os.geteuid() != 0:
+        return f"{os.geteuid()}:{os.getegid()}"
+    keys = profile.serve.api_keys
+    needed = [Path(path) for path in (model and model.path, keys and keys.file) if path]
+    private = [path.stat() for path in needed if path.exists() and not readable_by_all(path)]
+    return f"{private[0].st_uid}:{private[0].st_gid}" if private else f"{UID}:{UID}"

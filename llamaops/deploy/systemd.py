@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import posixpath
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
@@ -11,20 +10,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from llamaops.core.cpuset import CpuSet
 from llamaops.core.plan import Plan
 from llamaops.core.profile import Profile
+from llamaops.deploy import limits
 from llamaops.errors import WrongProfile
 from llamaops.resources import resource
 
-MIB = 1 << 20
-SUPERVISOR_BYTES = 256 * MIB
-"""Room for Python, the relay and request bodies in flight, beside the engine."""
-MEMORY_MARGIN = 1.15
-"""What the sum may be wrong by before the kernel kills the engine."""
 STRONGEST_WEIGHT = 10000
 """CPUWeight= that restored full speed beside another busy service; the default is 100 (systemd.resource-control(5))."""
-STOP_MARGIN_S = 10
 DYNAMIC_USER = "llamaops"
 """Units with one User= name share the dynamic user, and so the cache and runtime folders (systemd.exec(5))."""
 KEYS_CREDENTIAL = "api_keys"
@@ -34,6 +27,25 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 def unit_name(profile: Profile) -> str:
     """Return the unit's file name."""
     return f"llamaops-{profile.name}.service"
+
+
+def socket_name(profile: Profile) -> str:
+    """Return the file name of the socket unit that belongs to the unit."""
+    return f"llamaops-{profile.name}.socket"
+
+
+def render_socket(profile: Profile) -> str:
+    """Return the text of a unit that holds the port before and between runs of the service.
+
+    Raises WrongProfile where the profile leaves the port open.
+    """
+    host, port = profile.serve.host, profile.serve.port
+    if port == 0:
+        raise WrongProfile("a socket unit needs a port", where="serve.port", why="0 takes any that is free",
+                           fix="--set serve.port=8080")
+    address = {"localhost": "127.0.0.1"}.get(host.lower(), host)
+    listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return _template("socket.j2").render(unit=socket_name(profile), name=profile.name, address=listen)
 
 
 def escape_exec(argv: Sequence[str]) -> str:
@@ -134,7 +146,7 @@ def render_unit(
     context = {"unit": unit_name(profile), "name": profile.name, "user": user, "argv": argv} | account
     context |= _life(profile, systemd_version) | _memory(profile, plan, user)
     context |= _cpu(plan, user, cgroup_version) | _sandbox(profile, paths)
-    return _template().render(context)
+    return _template("service.j2").render(context)
 
 
 def _yaml(text: str) -> str:
@@ -161,11 +173,10 @@ def _account(profile: Profile, user: bool, run_as: str | None, cache: str | None
 
 
 def _life(profile: Profile, version: int | None) -> dict[str, Any]:
-    limits = profile.supervise
     return {
         "growing_delay": version is not None and version >= 254,
         "reload_by_type": version is not None and version >= 253,
-        "stop_seconds": math.ceil(limits.drain_timeout_s + limits.stop_grace_s) + STOP_MARGIN_S,
+        "stop_seconds": limits.stop_seconds(profile),
     }
 
 
@@ -177,7 +188,7 @@ def _cpu(plan: Plan, user: bool, cgroup_version: int | None) -> dict[str, Any]:
     nice = placed.relay_nice if not user or (placed.relay_nice or 0) > 0 else None
     return {
         "weight": None if placed.policy == "batch" else placed.weight or STRONGEST_WEIGHT,
-        "cpus": str(_unit_cpus(plan) or ""),
+        "cpus": str(limits.all_cpus(plan) or ""),
         "cpuset_by_cgroup": not user and cgroup_version != 1,
         "nice": nice,
         "lowest_nice": lowest if lowest is not None and lowest < 0 else None,
@@ -187,24 +198,9 @@ def _cpu(plan: Plan, user: bool, cgroup_version: int | None) -> dict[str, Any]:
     }
 
 
-def _unit_cpus(plan: Plan) -> CpuSet | None:
-    """Return the CPUs of the whole unit: those that compute, and those the relay may use."""
-    placed = plan.placement
-    if placed.cpus is None:
-        return None
-    relay = placed.housekeeping_cpus or plan.usable_cpus or CpuSet()
-    return CpuSet(placed.cpus | (placed.batch_cpus or CpuSet()) | relay)
-
-
 def _memory(profile: Profile, plan: Plan, user: bool) -> dict[str, Any]:
-    limit, planned = profile.memory.limit, plan.memory
-    engine = planned.total_bytes * MEMORY_MARGIN if planned.weights_bytes else 0.0
-    if limit != "auto":
-        engine = limit
-    return {
-        "memory_max": f"{math.ceil((engine + SUPERVISOR_BYTES) / MIB)}M" if engine else None,
-        "lock_memory": planned.lock and not user,
-    }
+    limit = limits.memory_mib(profile, plan)
+    return {"memory_max": f"{limit}M" if limit else None, "lock_memory": plan.memory.lock and not user}
 
 
 def _sandbox(profile: Profile, paths: Sequence[str]) -> dict[str, Any]:
@@ -230,7 +226,7 @@ def _any_below(paths: Sequence[str], folders: tuple[str, ...]) -> bool:
     return any(PurePosixPath(path).is_relative_to(folder) for path in paths for folder in folders)
 
 
-def _template() -> Template:
+def _template(name: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(resource("templates/systemd")),
         undefined=StrictUndefined,
@@ -240,4 +236,4 @@ def _template() -> Template:
         autoescape=False,  # noqa: S701 - units are not HTML; every value goes through a filter below
     )
     environment.filters |= {"exec": escape_exec, "value": escape_value, "path": escape_path, "rest": escape_rest}
-    return environment.get_template("service.j2")
+    return environment.get_template(name)
