@@ -63,7 +63,8 @@ class RelayConfig:
 
     def limits(self) -> RelayLimits:
         """Return what the relay itself needs of this."""
-        return RelayLimits((self.model, *self.aliases), self.max_body_bytes, self.queue_timeout_s, self.ping_interval_s)
+        return RelayLimits((self.model, *self.aliases), self.max_body_bytes, self.queue_timeout_s, self.ping_interval_s,
+                           self.keys)
 
 
 class App:

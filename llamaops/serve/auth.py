@@ -11,9 +11,13 @@ from pathlib import Path
 
 from llamaops.core.profile import ApiKeys
 from llamaops.errors import NotPermitted, WrongProfile
+from llamaops.serve.quota import KeyLimits
 
 _HASHED = re.compile(r"sha256\$([^$:\s]*)\$([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
+
+
+_UNLIMITED = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class _Key:
     name: str
     salt: bytes = field(repr=False)
     digest: bytes = field(repr=False)
+    limits: KeyLimits = _UNLIMITED
 
 
 def _digest(salt: bytes, key: bytes) -> bytes:
@@ -36,6 +41,8 @@ class KeyRing:
     @classmethod
     def parse(cls, text: str, where: str) -> KeyRing:
         """Read one key a line: ``name:key`` or ``name:sha256$salt$hex`` (SHA-256 of salt then key); ``#`` comments.
+
+        After the key may follow ``concurrency=N`` and ``tokens_per_minute=N``.
 
         Raises WrongProfile naming ``where`` and the line number, never the line.
         """
@@ -57,6 +64,10 @@ class KeyRing:
         """The names of the keys, in the order of the file."""
         return tuple(key.name for key in self._keys)
 
+    def limits(self, name: str) -> KeyLimits:
+        """Return the limits of the key of that name."""
+        return next((key.limits for key in self._keys if key.name == name), _UNLIMITED)
+
     def match(self, presented: bytes) -> str | None:
         """Return the name of the key that was presented, None for an unknown one; the time taken tells nothing."""
         name = None
@@ -68,19 +79,32 @@ class KeyRing:
 
 def _parse_line(line: str, where: str) -> _Key:
     name, colon, secret = line.partition(":")
-    name, secret = name.strip(), secret.strip()
+    secret, *options = secret.split() or [""]
+    name, limits = name.strip(), _limits(options, where)
     if not colon or not _NAME.fullmatch(name):
         raise WrongProfile("an API key has no proper name", where=where, why="the form is name:key",
                            fix="start the line with a name of letters, digits and ._@- and a colon")
-    if not secret or any(c.isspace() for c in secret):
-        raise WrongProfile("an API key is empty or has a space in it", where=where, why="the form is name:key",
-                           fix="write the key after the colon, without spaces")
+    if not secret:
+        raise WrongProfile("an API key is empty", where=where, why="the form is name:key",
+                           fix="write the key after the colon")
     if hashed := _HASHED.fullmatch(secret):
-        return _Key(name, hashed[1].encode(), bytes.fromhex(hashed[2]))
+        return _Key(name, hashed[1].encode(), bytes.fromhex(hashed[2]), limits)
     if secret.startswith("sha256$"):
         raise WrongProfile("a hashed API key can't be read", where=where, why="the form is name:sha256$salt$hex",
                            fix="hex is the SHA-256 of salt followed by key: 64 digits in lower case")
-    return _Key(name, b"", _digest(b"", secret.encode()))
+    return _Key(name, b"", _digest(b"", secret.encode()), limits)
+
+
+def _limits(options: list[str], where: str) -> KeyLimits:
+    values: dict[str, int] = {}
+    for option in options:
+        word, _, number = option.partition("=")
+        if word not in ("concurrency", "tokens_per_minute") or not number.isdecimal() or not int(number):
+            raise WrongProfile("what follows an API key can't be read", where=where,
+                               why="a key holds no space, and after it may stand concurrency=N and tokens_per_minute=N",
+                               fix="write the key without spaces, and its limits as whole numbers above 0")
+        values[word] = int(number)
+    return KeyLimits(**values)
 
 
 def load_keys(source: ApiKeys | None, environ: Mapping[str, str]) -> KeyRing | None:

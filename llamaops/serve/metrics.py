@@ -89,6 +89,8 @@ class RequestMetrics:
                                registry=self.registry)
         self._output = Counter(PREFIX + "output_tokens", "Generated tokens, as the engine counted them.",
                                registry=self.registry)
+        self._by_key = Counter(PREFIX + "key_tokens", "Tokens by the name of the API key, prompt and output apart.",
+                               ["key", "kind"], registry=self.registry)
         self.add_collector(Gauges({
             "requests_in_flight": ("Requests in the engine.", in_flight),
             "queue_depth": ("Requests that wait for a slot.", queue_depth),
@@ -110,6 +112,9 @@ class RequestMetrics:
         for histogram, value in ((self.queue, record.queue_s), (self.ttft, record.ttft_s), (self.e2e, record.e2e_s)):
             if value is not None:
                 histogram.observe(value)
+        for kind, tokens in (("prompt", record.prompt_tokens), ("output", record.output_tokens)):
+            if record.key is not None and tokens:
+                self._by_key.labels(record.key, kind).inc(tokens)
         if record.prompt_tokens:
             self._prompt.inc(record.prompt_tokens)
         if record.output_tokens:

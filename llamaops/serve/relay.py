@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from llamaops.core.completions import Ask, BodyReader, StreamReader, error_message, read_ask
 from llamaops.core.explain import Stream
 from llamaops.serve.admission import Admission, Place, QueueFull
+from llamaops.serve.auth import KeyRing
 from llamaops.serve.call import Call, Headers, Refusal
 from llamaops.serve.engine_client import EngineGone, Exchange, Head, connect, request_head
 from llamaops.serve.metrics import RequestMetrics
+from llamaops.serve.quota import KeyLimits, OverLimit, Quotas
 from llamaops.serve.requestlog import Outcome
 from llamaops.serve.routes import Route
 from llamaops.serve.traffic import Backend, Endpoint, Traffic, Unready
@@ -40,6 +42,7 @@ class RelayLimits:
     max_body_bytes: int
     queue_timeout_s: float
     ping_interval_s: float | None
+    keys: KeyRing | None = None
 
 
 class Relay:
@@ -50,6 +53,7 @@ class Relay:
         self._traffic = traffic
         self._admission = admission
         self._metrics = metrics
+        self._quotas = Quotas()
         self._passages: set[_Passage] = set()
         self._ended: deque[tuple[float, Stream]] = deque(maxlen=_ENDED)
 
@@ -73,7 +77,25 @@ class Relay:
         ask = read_ask(body) if body is not None and route.look else Ask(None, False)
         _check_model(ask, limits.names)
         call.record.model = limits.names[0]
-        await _Passage(self, call, route, limits, ask, body).run()
+        passage = _Passage(self, call, route, limits, ask, body)
+        if not route.generates or limits.keys is None or call.record.key is None:
+            await passage.run()
+            return
+        allowed = limits.keys.limits(call.record.key)
+        self._enter_quota(call.record.key, allowed)
+        try:
+            await passage.run()
+        finally:
+            used = (call.record.prompt_tokens or 0) + (call.record.output_tokens or 0)
+            self._quotas.leave(call.record.key, used, allowed)
+
+    def _enter_quota(self, key: str, limits: KeyLimits) -> None:
+        try:
+            self._quotas.enter(key, limits)
+        except OverLimit as over:
+            wait_s = over.retry_after_s or self._admission.retry_after_s()
+            raise Refusal(429, f"this key's limit is reached: {over.limit}={over.value}", kind="rate_limit_error",
+                          code=f"key_{over.limit}", retry_after_s=wait_s) from over
 
     def _endpoint(self) -> Endpoint:
         endpoint = self._backend.endpoint()

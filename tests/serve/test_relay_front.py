@@ -335,6 +335,32 @@ def test_per_key_limit_names_itself() -> None:
     run(main())
 
 
+def test_a_keys_own_limits_are_429_and_its_tokens_counted() -> None:
+    keys = KeyRing.parse("alice:sesame concurrency=1\nbob:olive tokens_per_minute=10\n", "keys")
+
+    async def script(request: EngineRequest) -> None:
+        if b"hang" in request.body:
+            await request.gone()
+        await request.send(json_answer(b'{"usage":{"prompt_tokens":9,"completion_tokens":3}}'))
+
+    async def main() -> None:
+        async with rig(script, keys=keys) as r:
+            alice, bob = "X-Api-Key: sesame", "X-Api-Key: olive"
+            await r.post("/v1/embeddings", b'{"input":"hang"}', alice)
+            await until(lambda: r.requests)
+            refused = await (await r.post("/v1/embeddings", b"{}", alice)).answer()
+            assert (refused.status, json.loads(refused.body)["error"]["code"]) == (429, "key_concurrency")
+            assert (await (await r.post("/v1/completions", b"{}", bob)).answer()).status == 200
+            await until(lambda: r.app.admission.running == 1)
+            refused = await (await r.post("/v1/completions", b"{}", bob)).answer()
+            assert (refused.status, json.loads(refused.body)["error"]["code"]) == (429, "key_tokens_per_minute")
+            assert 1 <= int(refused.headers["retry-after"]) <= 18
+            page = (await (await r.get("/metrics", bob)).answer()).body.decode()
+            assert 'llamaops_key_tokens_total{key="bob",kind="prompt"} 9.0' in page.splitlines()
+
+    run(main())
+
+
 PREFLIGHT = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,content-type")
 
 

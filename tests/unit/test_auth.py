@@ -10,6 +10,7 @@ import pytest
 from llamaops.core.profile import ApiKeys
 from llamaops.errors import WrongProfile
 from llamaops.serve.auth import KeyRing, load_keys, presented_key
+from llamaops.serve.quota import KeyLimits
 
 HASH = hashlib.sha256(b"pepper" + b"s3cret").hexdigest()
 
@@ -23,6 +24,13 @@ def test_plain_and_hashed_keys_open() -> None:
         assert ring.match(wrong) is None
 
 
+def test_a_key_may_have_limits() -> None:
+    ring = KeyRing.parse("a:k1 concurrency=2 tokens_per_minute=6000\nb:k2", "keys.txt")
+    assert ring.limits("a") == KeyLimits(2, 6000)
+    assert ring.limits("b") == ring.limits("nobody") == KeyLimits()
+    assert ring.match(b"k1") == "a"
+
+
 def test_nothing_shows_a_key() -> None:
     ring = KeyRing.parse("alice:topsecret\n", "keys.txt")
     assert "topsecret" not in repr(ring) + str(ring) + repr(ring._keys)
@@ -34,6 +42,8 @@ def test_nothing_shows_a_key() -> None:
         ("topsecret", "line 1"),
         ("a:x\n:topsecret", "line 2"),
         ("a:top secret", "line 1"),
+        ("a:topsecret concurrency=0", "line 1"),
+        ("a:topsecret concurrency=x", "line 1"),
         ("a:", "line 1"),
         ("b b:topsecret", "line 1"),
         ("a:sha256$s$abc", "sha256$salt$hex"),
