@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from llamaops.bench.noise import making_noise
 from llamaops.bench.run import SCHEMA, Conditions, Measured, as_document, bench, environment, measure_live
 from llamaops.bench.targets import Live, Target, serving
 from llamaops.core.comparison import Row, Versus, compare, drifts, order_of
@@ -49,11 +48,7 @@ def _for_pair(conditions: Conditions, pair: int) -> Conditions:
 
 
 def _one(target: Target, live: Live | None, conditions: Conditions) -> Measured:
-    if live is None:
-        measured = bench(target, conditions)
-    else:
-        with making_noise(conditions.noise, conditions.noise_where):
-            measured = measure_live(target, live, conditions)
+    measured = bench(target, conditions) if live is None else measure_live(target, live, conditions)
     if not measured.figures.ok:
         raise EngineFailed("no request succeeded", where=target.label,
                            why=next(iter(measured.figures.failure_examples.values()), None))
@@ -65,6 +60,9 @@ def _warnings(runs: Sequence[Sequence[Measured]]) -> list[str]:
     every = [m for row in runs for m in row]
     texts = [text for m in every for text in m.invalid]
     out = [f"{text} ({texts.count(text)} runs): the verdict is worth nothing" for text in dict.fromkeys(texts)]
+    for row in runs:
+        if len({str(m.plan) for m in row}) > 1:
+            out.append(f"the plan of {row[0].target.label} changed between its runs (calibrated meanwhile?)")
     if failed := sum(m.figures.sent - m.figures.ok for m in every):
         out.append(f"{failed} requests failed; figures are of those that did not")
     waited = [m for m in every if m.client.waited_s and m.client.waited_s > 0.02 * m.figures.window_s]

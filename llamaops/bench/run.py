@@ -19,7 +19,7 @@ from llamaops.bench.load import LoadRun, Server, run_load
 from llamaops.bench.noise import Noise, Where, making_noise
 from llamaops.bench.priority import Client, raised_priority
 from llamaops.bench.sampling import Sampler, SystemUse
-from llamaops.bench.targets import Live, Target, serving
+from llamaops.bench.targets import Live, Target, planned, serving
 from llamaops.core.figures import Figures, Slo, document, measure
 from llamaops.core.timing import Timing
 from llamaops.core.workload import Workload
@@ -53,26 +53,28 @@ class Measured:
     system: SystemUse
     client: Client
     model: str | None
+    plan: dict[str, Any] | None = None
     invalid: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def bench(target: Target, conditions: Conditions, on_done: Callable[[int], None] = lambda _count: None) -> Measured:
     """Start a target where it has to be started, measure it once, and stop what was started."""
-    with serving(target, conditions.server) as live, making_noise(conditions.noise, conditions.noise_where):
+    with serving(target, conditions.server) as live:
         return measure_live(target, live, conditions, on_done)
 
 
 def measure_live(target: Target, live: Live, conditions: Conditions,
                  on_done: Callable[[int], None] = lambda _count: None) -> Measured:
-    """Measure a target that serves."""
-    began = datetime.now(UTC)
-    sampler = Sampler(live.pid)
-    with raised_priority(wanted=conditions.urgent) as client:
-        run = _run(live.server, conditions.workload, sampler, on_done)
-    system = sampler.finish()
+    """Measure a target that serves, under the noise of the conditions."""
+    began, plan = datetime.now(UTC), planned(target)
+    with making_noise(conditions.noise, conditions.noise_where):
+        sampler = Sampler(live.pid)
+        with raised_priority(wanted=conditions.urgent) as client:
+            run = _run(live.server, conditions.workload, sampler, on_done)
+        system = sampler.finish()
     figures = measure(run.timings, run.window_s, conditions.slo)
-    return Measured(target, conditions, began, figures, run.timings, run.began, system, client, live.server.model,
+    return Measured(target, conditions, began, figures, run.timings, run.began, system, client, live.server.model, plan,
                     system.invalid(), _warnings(figures, system, client))
 
 
@@ -113,7 +115,7 @@ def as_document(measured: Measured, *, detail: bool = True) -> dict[str, Any]:
     out: dict[str, Any] = {
         "schema": SCHEMA, "kind": "run", "began": measured.began.isoformat(timespec="seconds"),
         "target": {"kind": measured.target.kind, "text": measured.target.text,
-                   "overrides": list(measured.target.overrides), "model": measured.model},
+                   "overrides": list(measured.target.overrides), "model": measured.model, "plan": measured.plan},
         "workload": workload_document(conditions.workload) | {"api": conditions.server.api,
                                                               "fixed_length": conditions.server.fixed_length},
         "slo": asdict(conditions.slo),

@@ -17,12 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from llamaops.bench.load import Server
 from llamaops.child import end_group
 from llamaops.errors import EngineFailed, LlamaopsError, TryAgain, UsageError
+
+if TYPE_CHECKING:
+    from llamaops.core.progress import Progress
 
 Kind = Literal["profile", "url", "cmd"]
 _TAIL = 30
@@ -59,6 +62,26 @@ class Live:
 
     server: Server
     pid: int | None
+
+
+def make_ready(target: Target, progress: Progress) -> None:
+    """Build, fetch and calibrate here, where it can be seen, what a profile needs; other targets need nothing."""
+    if target.kind == "profile":
+        from llamaops.prepare import load_profile, prepare
+
+        prepare(load_profile(Path(target.text), target.overrides), progress)
+
+
+def planned(target: Target) -> dict[str, Any] | None:
+    """Return engine, model, placement and serving of a profile's plan, as ``plan --json`` has them; else None."""
+    if target.kind != "profile":
+        return None
+    from llamaops.core.plan import plan_json
+    from llamaops.prepare import load_profile, plan_only
+
+    p = plan_only(load_profile(Path(target.text), target.overrides))
+    document = plan_json(p.profile, p.host, p.model, p.engine, p.plan)
+    return {key: document[key] for key in ("engine", "model", "placement", "serving")}
 
 
 def parse_target(text: str, overrides: Sequence[str] = ()) -> Target:
@@ -130,13 +153,14 @@ def _command(target: Target, start_timeout_s: float) -> Iterator[tuple[int, int]
 
 @contextlib.contextmanager
 def _profile(target: Target) -> Iterator[tuple[str, int]]:
-    """Serve a profile by `llamaops up`, under a name, port and runtime folder of its own."""
+    """Serve a profile that was made ready by `llamaops up`, under a name, port and runtime folder of its own."""
     from llamaops.prepare import load_profile
 
     name = f"{load_profile(Path(target.text), target.overrides).name[:40]}-bench-{os.getpid()}".strip("-")
     ours = [f"name={name}", "serve.port=0", "serve.host=127.0.0.1", "serve.api_keys=null"]
     sets = [word for override in (*target.overrides, *ours) for word in ("--set", override)]
-    argv = [sys.executable, "-m", "llamaops", "up", target.text, *sets, "--log-level", "warning"]
+    argv = [sys.executable, "-m", "llamaops", "up", target.text, *sets, "--offline", "--no-build",
+            "--log-level", "warning"]
     runtime = tempfile.mkdtemp(prefix="llo-")
     try:
         with _process(argv, os.environ | {"XDG_RUNTIME_DIR": runtime}, out=True) as (process, tail):

@@ -18,6 +18,7 @@ from llamaops.bench.targets import Target
 from llamaops.core.knobs import Knob, Setting, knobs, unsafe
 from llamaops.core.plan import Plan
 from llamaops.core.profile_edit import set_value
+from llamaops.core.progress import Progress
 from llamaops.core.racing import ROUNDS, Cost, Objective, cost_of, far_behind, still_racing, winner
 from llamaops.core.stats import Ratio, paired_ratio
 from llamaops.errors import EngineFailed, LlamaopsError, NotPermitted, WrongProfile
@@ -76,14 +77,14 @@ class _OutOfTime(Exception):
     """The budget is spent; the best so far stands."""
 
 
-def tune(task: Task, journal: Journal, progress: Any, say: Callable[[str], None] = lambda _line: None) -> Tuned:
+def tune(task: Task, journal: Journal, progress: Progress, say: Callable[[str], None] = lambda _line: None) -> Tuned:
     """Search, confirm, and return what was found; ``say`` is told each measurement in a line.
 
     Measurements in ``journal`` are not made again. Raises what preparing the profile raises, and EngineFailed when the
     start profile itself can't be measured.
     """
     planned = prepare(load_profile(task.profile, task.overrides), progress)
-    search = _Search(task, planned, journal, say)
+    search = _Search(task, planned, journal, progress, say)
     out = search.run()
     if out.point:
         say(f"confirming {name_of(out.point)} against the start profile, {task.pairs} pairs")
@@ -118,8 +119,9 @@ class _Search:
     It races only the knobs whose company has changed, and no value that was far behind the first time.
     """
 
-    def __init__(self, task: Task, planned: Planned, journal: Journal, say: Callable[[str], None]) -> None:
-        self._task, self._journal, self._say = task, journal, say
+    def __init__(self, task: Task, planned: Planned, journal: Journal, progress: Progress,
+                 say: Callable[[str], None]) -> None:
+        self._task, self._journal, self._progress, self._say = task, journal, progress, say
         self._base = planned.plan
         self._knobs = knobs(planned.profile, planned.plan, planned.host, planned.engine,
                             streams=task.conditions.workload.concurrency, real_time=task.real_time)
@@ -188,8 +190,11 @@ class _Search:
         if point not in self._plans:
             why: str | None
             try:
-                plan = plan_only(load_profile(self._task.profile, (*self._task.overrides, *_overrides(point)))).plan
+                profile = load_profile(self._task.profile, (*self._task.overrides, *_overrides(point)))
+                plan = plan_only(profile).plan
                 why = unsafe(plan, self._base)
+                # Calibrated before it races: a plan that changed between its runs would race against itself.
+                plan = plan if why else prepare(profile, self._progress).plan
             except (WrongProfile, NotPermitted) as exc:
                 plan, why = None, exc.why or exc.what
             if why:

@@ -133,11 +133,13 @@ def run(target: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
     from llamaops.bench.run import as_document
     from llamaops.bench.run import bench as bench_once
     from llamaops.bench.table import run_text
-    from llamaops.bench.targets import parse_target
+    from llamaops.bench.targets import make_ready, parse_target
+    from llamaops.cli.console import make_progress
 
     signal.signal(signal.SIGTERM, terminate)
     named = parse_target(target, overrides)
     conditions = make_conditions(load, named.profile_slo())
+    make_ready(named, make_progress())
     with counting(conditions.workload) as on_done:
         measured = bench_once(named, conditions, on_done)
     document = as_document(measured)
@@ -179,12 +181,16 @@ def compare(targets: tuple[str, ...], pairs: int, keep: bool, as_json: bool, out
     """
     from llamaops.bench.compare import as_comparison, compare_targets
     from llamaops.bench.table import comparison_text
+    from llamaops.bench.targets import make_ready
+    from llamaops.cli.console import make_progress
 
     if len(targets) < 2:
         raise UsageError("nothing to compare with", fix="name two targets or more: llamaops bench compare A B")
     signal.signal(signal.SIGTERM, terminate)
     named = [_with_overrides(text) for text in targets]
     conditions = make_conditions(load, named[0].profile_slo())
+    for each in named:
+        make_ready(each, make_progress())
     comparison = compare_targets(named, conditions, pairs, keep=keep, on_run=_say_run(len(named) * pairs))
     document = as_comparison(comparison)
     click.echo(json.dumps(document) if as_json else comparison_text(comparison))

@@ -34,7 +34,7 @@ def measured(gap: float = 0.02, failure: str | None = None, requests: int = 5) -
     conditions = Conditions(Workload(rate=10), Slo(), Noise(cpu=2), "session", Server("", 0))
     use = SystemUse(cpu_ratio=0.5, target_cpus=1.9, rss_peak_bytes=300 << 20, involuntary_switches=12, migrations=3)
     return Measured(Target("cmd", NASTY), conditions, datetime.now(UTC), measure(timings, 2.0, Slo()), tuple(timings),
-                    0.0, use, Client("fifo 90", 0.1, 0.002), "m", ["too hot"], ["a warning, rather long " * 5])
+                    0.0, use, Client("fifo 90", 0.1, 0.002), "m", None, ["too hot"], ["a warning, rather long " * 5])
 
 
 def document(**options: Any) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from llamaops.core.engine import Engine
 from llamaops.core.figures import Slo, measure
 from llamaops.core.plan import plan
 from llamaops.core.profile import Profile
-from llamaops.core.racing import ROUNDS
 from llamaops.core.progress import NoProgress
+from llamaops.core.racing import ROUNDS
 from llamaops.core.timing import Timing
 from llamaops.core.topology import Cpu, Host
 from llamaops.core.workload import Workload
@@ -74,7 +74,7 @@ class Machine:
         times = tuple(0.1 + gap * i for i in range(20))
         timing = Timing(0, 20, 0.0, 0.0, 0.0, times[-1], times, 7, 20, "length")
         figures = measure([timing], times[-1], conditions.slo)
-        return Measured(target, conditions, datetime.now(UTC), figures, (timing,), 0.0, SystemUse(), Client("fifo"), "m")
+        return Measured(target, conditions, datetime.now(UTC), figures, (timing,), 0.0, SystemUse(), Client("x"), "m")
 
 
 @pytest.fixture
