@@ -7,8 +7,8 @@ chrt: the same at real-time round robin 50 · llamaops: the quick-start profile,
 forwards and backwards, with the same requests; a table of medians and worst rounds follows. One round proves nothing:
 spinning threads under noise either fall into step with it or don't (docs/scheduling.md).
 
-Scenarios: stream, one client · crowd, 50 connections for 30 s · soak, 5 clients for 10 minutes. `--noise quiet` measures
-without any. What this user or cgroup may not do is shown as refused.
+Scenarios: stream, one client · crowd, 50 connections for 30 s · soak, 5 clients for 10 minutes. `--noise quiet`
+measures without any. What this user or cgroup may not do is shown as refused.
 """
 
 from __future__ import annotations

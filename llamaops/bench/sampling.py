@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-_SYS_CPU = Path("/sys/devices/system/cpu")
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 STEAL_LIMIT = 0.02
@@ -71,30 +70,30 @@ class SystemUse:
 
 
 class Sampler:
-    """Watches the machine, and the processes below ``pid`` where it is given."""
+    """Watches the machine whose /proc and /sys lie below ``root``, and the processes below ``pid`` where given."""
 
-    def __init__(self, pid: int | None) -> None:
-        self._pid = pid
-        self._before = _counters(pid)
+    def __init__(self, pid: int | None, root: Path = Path("/")) -> None:
+        self._pid, self._root = pid, root
+        self._before = _counters(root, pid)
         self._rss = 0
         self._frequencies: list[float] = []
 
     def look(self) -> None:
         """Take memory and frequency now: a few dozen microseconds."""
-        self._rss = max(self._rss, sum(_rss(pid) for pid in self._before.processes))
-        if (mhz := _frequency()) is not None:
+        self._rss = max(self._rss, sum(_rss(self._root, pid) for pid in self._before.processes))
+        if (mhz := _frequency(self._root)) is not None:
             self._frequencies.append(mhz)
 
     def finish(self) -> SystemUse:
         """Return what happened since the sampler was made."""
         self.look()
-        after = _counters(self._pid)
+        after = _counters(self._root, self._pid)
         use = _machine_use(self._before, after)
         if self._pid is not None:
             _add_processes(use, self._before, after)
             use.rss_peak_bytes = self._rss or None
         use.frequency_mhz = min(self._frequencies, default=None)
-        use.temperature_c = _temperature()
+        use.temperature_c = _temperature(self._root)
         return use
 
 
@@ -128,20 +127,22 @@ def _add_processes(use: SystemUse, before: Counters, after: Counters) -> None:
             setattr(use, name, round(sums[name]))
 
 
-def _counters(pid: int | None) -> Counters:
-    return Counters(time.perf_counter(), _machine(pid), {p: _process(p) for p in (_tree(pid) if pid else ())})
+def _counters(root: Path, pid: int | None) -> Counters:
+    processes = {p: _process(root, p) for p in (_tree(pid) if pid else ())}
+    return Counters(time.perf_counter(), _machine(root, pid), processes)
 
 
-def _machine(pid: int | None) -> dict[str, float]:
+def _machine(root: Path, pid: int | None) -> dict[str, float]:
     out: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
-        ticks = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        ticks = [int(x) for x in (root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         out |= {"total": sum(ticks), "busy": sum(ticks) - ticks[3] - ticks[4], "steal": ticks[7]}
-    if throttles := list(_numbers(_SYS_CPU.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))):
+    cpus = root / "sys/devices/system/cpu"
+    if throttles := list(_numbers(cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))):
         out["thermal"] = sum(throttles)
-    if energy := list(_numbers(Path("/sys/class/powercap").glob("intel-rapl:[0-9]/energy_uj"))):
+    if energy := list(_numbers((root / "sys/class/powercap").glob("intel-rapl:[0-9]/energy_uj"))):
         out["joules"] = sum(energy) / 1e6
-    if (throttled := _quota_throttled(pid or os.getpid())) is not None:
+    if (throttled := _quota_throttled(root, pid or os.getpid())) is not None:
         out["quota_throttled_s"] = throttled
     return out
 
@@ -152,18 +153,27 @@ def _numbers(paths: Iterator[Path]) -> Iterator[float]:
             yield float(path.read_text())
 
 
-def _quota_throttled(pid: int) -> float | None:
-    """Return the seconds that the CPU quotas of a process's cgroup have held it back (cgroup v2 cpu.stat, v1 too)."""
+def _quota_throttled(root: Path, pid: int) -> float | None:
+    """Return the seconds that CPU quotas, of a process's cgroup and all above it, held their groups back."""
+    found: list[float] = []
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        for line in (root / f"proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            root = "/sys/fs/cgroup" if not controllers else f"/sys/fs/cgroup/{controllers}"
             if controllers and "cpu" not in controllers.split(","):
                 continue
-            with contextlib.suppress(OSError, KeyError, ValueError):
-                stat = dict(row.split() for row in Path(f"{root}{path}/cpu.stat").read_text().splitlines())
-                v2 = "throttled_usec" in stat
-                return int(stat["throttled_usec"]) / 1e6 if v2 else int(stat["throttled_time"]) / 1e9
+            mount = root / "sys/fs/cgroup" / controllers
+            group = mount / path.strip("/")
+            found += [s for folder in (group, *group.parents) if folder.is_relative_to(mount)
+                      and (s := _throttled(folder / "cpu.stat")) is not None]
+    return sum(found) if found else None
+
+
+def _throttled(stat: Path) -> float | None:
+    """Return the throttled seconds of one cgroup: ``throttled_usec`` of v2, ``throttled_time`` (ns) of v1."""
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        values = dict(row.split() for row in stat.read_text().splitlines())
+        v2 = "throttled_usec" in values
+        return int(values["throttled_usec"]) / 1e6 if v2 else int(values["throttled_time"]) / 1e9
     return None
 
 
@@ -176,13 +186,13 @@ def _tree(pid: int) -> list[int]:
     return []
 
 
-def _process(pid: int) -> dict[str, float]:
+def _process(root: Path, pid: int) -> dict[str, float]:
     """Return one process's counters, summed over its threads."""
     out: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = (root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()
         out["cpu_s"] = (int(fields[11]) + int(fields[12])) / _TICKS
-        for task in Path(f"/proc/{pid}/task").iterdir():
+        for task in (root / f"proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
                 _add_thread(out, task)
     return out
@@ -201,18 +211,19 @@ def _add_thread(out: dict[str, float], task: Path) -> None:
         out["migrations"] = out.get("migrations", 0.0) + float(row.partition(":")[2])
 
 
-def _rss(pid: int) -> int:
+def _rss(root: Path, pid: int) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+        return int((root / f"proc/{pid}/statm").read_text().split()[1]) * _PAGE
     return 0
 
 
-def _frequency() -> float | None:
+def _frequency(root: Path) -> float | None:
     """Return the mean current frequency of the CPUs in MHz, None where cpufreq does not tell."""
-    values = [value / 1e3 for value in _numbers(_SYS_CPU.glob("cpufreq/policy*/scaling_cur_freq"))]
-    return sum(values) / len(values) if values else None
+    khz = list(_numbers((root / "sys/devices/system/cpu").glob("cpufreq/policy*/scaling_cur_freq")))
+    return sum(khz) / len(khz) / 1e3 if khz else None
 
 
-def _temperature() -> float | None:
+def _temperature(root: Path) -> float | None:
     """Return the hottest thermal zone in °C."""
-    return max((value / 1e3 for value in _numbers(Path("/sys/class/thermal").glob("thermal_zone*/temp"))), default=None)
+    zones = _numbers((root / "sys/class/thermal").glob("thermal_zone*/temp"))
+    return max((millidegrees / 1e3 for millidegrees in zones), default=None)
