@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
@@ -80,6 +81,9 @@ class App:
         self.relay = Relay(backend, traffic, self.admission, self.metrics)
         self._own = {b"/healthz": self._healthz, b"/readyz": self._readyz, b"/metrics": self._metrics,
                      b"/status": self._answer_status} | dict.fromkeys(PATHS, self._page)
+        # Unique across restarts without asking the kernel for randomness at each request.
+        self._id_prefix = secrets.token_hex(8).encode()
+        self._id_numbers = itertools.count()
         self.configure(config)
 
     def configure(self, config: RelayConfig) -> None:
@@ -105,7 +109,7 @@ class App:
     def _call(self, scope: Message, receive: Receive, send: Send) -> Call:
         headers = scope["headers"]
         given = next((value for name, value in headers if name == b"x-request-id"), b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else b"req_" + secrets.token_hex(12).encode()
+        request_id = given if _REQUEST_ID.fullmatch(given) else b"req_%b%08x" % (self._id_prefix, next(self._id_numbers))
         origin = next((value for name, value in headers if name == b"origin"), None)
         extra = [(b"x-request-id", request_id), *cors_headers(origin, self._config.cors_origins)]
         path: bytes = scope["raw_path"]

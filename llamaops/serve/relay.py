@@ -191,6 +191,9 @@ class _Passage:
                           retry_after_s=full.retry_after_s) from full
 
     async def _wait(self, place: Place) -> None:
+        if place.admitted.done():
+            self._call.record.queue_s = 0.0
+            return
         try:
             async with asyncio.timeout(self._limits.queue_timeout_s):
                 while not place.admitted.done():
