@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reload": ("run:reload", "Make a running instance read its profile again."),
     "logs": ("run:logs", "Show the engine's log of an instance."),
     "chat": ("chat:chat", "Stream one answer, or hold a conversation, in the terminal."),
-    "host": ("host:host", "Look at this machine: doctor, snapshot."),
+    "host": ("host:host", "Look at this machine and tune it: doctor, snapshot, tune."),
     "model": ("model:model", "Fetch and inspect models."),
     "engine": ("engine:engine", "Find, build and inspect llama-server."),
     "bench": ("bench:bench", "Measure latency and throughput; compare two set-ups."),

@@ -1,4 +1,4 @@
-"""``llamaops host``: look at a machine."""
+"""``llamaops host``: look at a machine, and tune it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamaops.cli import colour
+from llamaops.cli.host_tune import tune
 
 if TYPE_CHECKING:
     from llamaops.host.doctor import Check
@@ -20,7 +21,10 @@ VERDICT_COLOURS = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "red
 
 @click.group()
 def host() -> None:
-    """Look at this machine: what hinders smooth decoding, and a recording of what planning reads."""
+    """Look at this machine: what hinders smooth decoding, how to mend it, and a recording of what planning reads."""
+
+
+host.add_command(tune)
 
 
 @host.command()
