@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llamaops.acquire import calibrate, gguf_file, locate
+from llamaops.core.cpuset import CpuSet
 from llamaops.core.engine import Engine, compile_jobs
 from llamaops.core.launch import LaunchSpec, environment, launch, wrappers
 from llamaops.core.model import Model
@@ -137,11 +138,15 @@ def _all_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, offline: bool = False) -> Planned:
-    """Make everything ready to launch: the engine, the model, the plan. Slow the first time, instant after."""
+def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, offline: bool = False,
+            affinity: CpuSet | None = None) -> Planned:
+    """Make everything ready to launch: the engine, the model, the plan. Slow the first time, instant after.
+
+    ``affinity`` stands for this process's own mask, which it may have narrowed meanwhile.
+    """
     engine = acquire_engine(profile, progress, may_build=may_build)
     model = acquire_model(profile, engine, progress, offline=offline)
-    host = probe_host()
+    host = probe_host(affinity=affinity)
     planned = plan(profile, host, model, engine)
     rates = _rates(profile, host, model, engine, planned, progress)
     return Planned(profile, host, model, engine, plan(profile, host, model, engine, rates) if rates else planned)

@@ -46,7 +46,7 @@ def up(options: Options) -> int:
     runtime, log_path = find_dirs(os.environ).runtime, _log_folder(profile) / "engine.log"
     with hold(runtime, profile.name, log_path) as instance, listen(profile.serve) as sock:
         planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
-        return _run(make_job(planned), instance, sock, options)
+        return _run(planned, instance, sock, options)
 
 
 def make_job(planned: prepare.Planned) -> Job:
@@ -54,20 +54,20 @@ def make_job(planned: prepare.Planned) -> Job:
     assert planned.engine is not None
     assert planned.model is not None
     return Job(planned.profile, planned.plan, planned.engine, planned.model, prepare.launcher(planned, os.environ),
-               prepare.document(planned))
+               prepare.document(planned), planned.host.cgroup.weight_path)
 
 
-def _again(options: Options) -> Job:
-    """Prepare once more, for a reload."""
-    profile = prepare.load_profile(options.profile, options.overrides)
-    return make_job(prepare.prepare(profile, NoProgress(), may_build=options.may_build, offline=options.offline))
-
-
-def _run(job: Job, instance: Instance, sock: socket.socket, options: Options) -> int:
+def _run(planned: prepare.Planned, instance: Instance, sock: socket.socket, options: Options) -> int:
     import uvloop
 
+    def again() -> Job:
+        """Prepare once more, for a reload, with the CPUs we came with: by now the relay may be pinned to a few."""
+        profile = prepare.load_profile(options.profile, options.overrides)
+        return make_job(prepare.prepare(profile, NoProgress(), may_build=options.may_build, offline=options.offline,
+                                        affinity=planned.host.affinity))
+
     async def main() -> int:
-        return await Service(job, instance, sock, prepare_again=lambda: _again(options), announce=_announce).run()
+        return await Service(make_job(planned), instance, sock, prepare_again=again, announce=_announce).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())

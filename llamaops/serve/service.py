@@ -17,19 +17,21 @@ from llamaops import __version__
 from llamaops.core.engine import Engine
 from llamaops.core.launch import LaunchSpec
 from llamaops.core.model import Model
-from llamaops.core.plan import Note, Plan
+from llamaops.core.plan import Note, Placement, Plan
 from llamaops.core.profile import Profile, ServeSection
 from llamaops.errors import EngineFailed, LlamaopsError, PortTaken, WrongProfile
 from llamaops.serve import notify
 from llamaops.serve.activation import passed_socket
 from llamaops.serve.auth import KeyRing, load_keys
 from llamaops.serve.control_server import serve_control
+from llamaops.serve.drift import DriftWatch
 from llamaops.serve.enginelog import EngineLog
 from llamaops.serve.instance import Instance
 from llamaops.serve.status import page_status
 from llamaops.serve.supervisor import MakeLaunch, Supervisor
-from llamaops.serve.threads import apply_priority, read_back, set_relay_priority
+from llamaops.serve.threads import apply_priority, set_relay_priority
 from llamaops.serve.traffic import Traffic
+from llamaops.serve.weight import lifted_weight
 
 if TYPE_CHECKING:
     from llamaops.serve.app import App, RelayConfig
@@ -52,6 +54,8 @@ class Job:
     launch: Callable[[str | None, int | None], LaunchSpec]
     document: Mapping[str, Any]
     """The plan as ``llamaops plan --json`` prints it."""
+    weight_file: str | None = None
+    """The file of ``plan.placement.weight``."""
 
 
 def listen(section: ServeSection) -> socket.socket:
@@ -118,6 +122,10 @@ class Service:
         self._app: App | None = None
         self._observer: Observer | None = None
         self._drift: dict[str, Note] = {}
+        self._watch = DriftWatch()
+        self._launching = job
+        self._placements: dict[int, Placement] = {}
+        self._told: set[str] = set()
         self._reload_lock = asyncio.Lock()
         self._queued_reload: asyncio.Task[str] | None = None
         self._signalled: int | None = None
@@ -130,7 +138,9 @@ class Service:
         """
         self._sock.set_inheritable(False)
         self._note_drift(set_relay_priority(self._job.plan.placement))
-        with self._signals():
+        weight = lifted_weight(self._job.weight_file, self._job.plan.placement.weight)
+        with self._signals(), weight as refused:
+            self._note_drift(refused)
             control = await serve_control(self._instance.control_socket, self._handlers())
             try:
                 await self._serve()
@@ -182,6 +192,7 @@ class Service:
 
     def _launcher(self, job: Job) -> MakeLaunch:
         def make(generation: int) -> LaunchSpec:
+            self._launching = job
             if job.engine.unix_socket:
                 return job.launch(str(self._instance.engine_socket(generation)), None)
             return job.launch(None, _free_port())
@@ -189,10 +200,21 @@ class Service:
         return make
 
     def _on_spawn(self, pid: int) -> None:
-        self._note_drift(apply_priority(pid, self._job.plan.placement))
+        placement = self._launching.plan.placement
+        self._placements = {**dict(list(self._placements.items())[-1:]), pid: placement}  # while replacing: two live
+        self._note_drift(apply_priority(pid, placement))
 
     def _read_back(self, pid: int) -> list[Note]:
-        return read_back(pid, self._job.plan.placement)
+        """Compare an engine with the plan it was started by; say once what differs and once that it does no more."""
+        notes = self._watch.look(pid, self._placements.get(pid, self._job.plan.placement))
+        codes = {note.code for note in notes}
+        for note in notes:
+            if note.code not in self._told:
+                log.warning("degraded: %s [%s]", note.text, note.code)
+        for code in sorted(self._told - codes):
+            log.info("as planned again [%s]", code)
+        self._told = codes
+        return notes
 
     def _note_drift(self, notes: list[Note]) -> None:
         for note in notes:
@@ -213,8 +235,7 @@ class Service:
     async def _check_threads(self) -> None:
         while True:
             await asyncio.sleep(READ_BACK_S)
-            if pid := self._supervisor.status()["pid"]:
-                self._note_drift(await asyncio.to_thread(self._read_back, pid))
+            await self._supervisor.look_again()
 
     async def _watchdog(self) -> None:
         """Tell systemd that the event loop turns; a frozen engine is the supervisor's to notice."""
@@ -281,15 +302,26 @@ class Service:
         if job.launch("-", None) != self._job.launch("-", None) or job.engine != self._job.engine:
             available = job.plan.memory.available_bytes
             beside = available is None or job.plan.memory.total_bytes <= available
-            await self._supervisor.replace(self._launcher(job), beside=beside)
+            await self._replace(job, beside=beside)
             text = "a new engine serves" if beside else "the engine was stopped and a new one serves"
         else:
             text = "keys, limits and origins were read again; the engine goes on"
         self._job, self._drift = job, {}
+        self._note_drift(set_relay_priority(job.plan.placement))
+        self._supervisor.configure(job.profile.supervise)
         if self._app:
             self._app.configure(_relay_config(job, keys))
         log.info("reloaded: %s", text)
         return text
+
+    async def _replace(self, job: Job, *, beside: bool) -> None:
+        """Start the new engine from a relay that has the new plan's priority already: its launch counts from there."""
+        set_relay_priority(job.plan.placement)
+        try:
+            await self._supervisor.replace(self._launcher(job), beside=beside)
+        except BaseException:
+            set_relay_priority(self._job.plan.placement)
+            raise
 
     def _check_fixed(self, profile: Profile) -> None:
         for key, old, new in (
