@@ -21,6 +21,8 @@ MIGRATIONS_PER_S = 50.0
 BLOCKED_S = 1.0
 HOT_CELSIUS, SLOWED = 80.0, 0.85
 SILENT_S = 5.0
+FELT_S = 0.1
+"""A gap that a reader notices."""
 _LESS_MEMORY = "free memory, or lower model.context, serve.slots or memory.prompt_cache_mib"
 
 
@@ -201,7 +203,7 @@ def _memory(window: Window) -> Iterator[Finding]:
 
 def _prefill(window: Window) -> Iterator[Finding]:
     """Another prompt's batches between the tokens of running streams."""
-    prompts = [s for s in window.prompts if (s.prefill_s or 0.0) > window.itl_slo_s]
+    prompts = [s for s in window.prompts if (s.prefill_s or 0.0) > min(FELT_S, window.itl_slo_s)]
     held = [s for s in window.streams if s.phase == "decode" and s.id not in {p.id for p in prompts}]
     if not prompts or not held or not _is_held_up(window, held):
         return
@@ -213,7 +215,10 @@ def _prefill(window: Window) -> Iterator[Finding]:
 
 
 def _is_held_up(window: Window, held: list[Stream]) -> bool:
-    return window.gaps.late > 0 or any(s.silent_s > window.itl_slo_s for s in held)
+    """Tell whether gaps broke the SLO, or kept it and can still be felt: five times the usual and over 0.1 s."""
+    usual, longest = window.gaps.p50_s, window.gaps.longest_s
+    felt = usual is not None and longest is not None and longest >= max(5 * usual, FELT_S)
+    return felt or window.gaps.late > 0 or any(s.silent_s > window.itl_slo_s for s in held)
 
 
 def _slow_clients(window: Window) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ def test_a_smooth_stream_and_an_idle_engine_are_said_to_be_so() -> None:
      "the prompt of key 'web' stalled 2 streams for up to 1.7 s"),
     ({"prompts": (replace(PROMPT, key=None),), "streams": (replace(DECODING, silent_s=0.9),)},
      "prefill-stall", "the prompt of request req_b stalled 1 stream for up to 0.9 s"),
+    ({"prompts": (PROMPT,), "gaps": Gaps(30, 0, 0.012, 0.02, 0.1, 0.1)}, "prefill-stall", "for up to 0.1 s"),
     ({"streams": (replace(DECODING, blocked_s=3.0, silent_s=3.0),)}, "slow-client",
      "the client of request req_a has taken nothing for 3.0 s"),
     ({"waiting": 3}, "queue", "3 requests wait because all 2 slots are taken"),

@@ -1,0 +1,275 @@
+"""The page in a real browser, ``top``, the explanations and the dashboards, on the real engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import browser
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from running import LLAMAOPS, ROOT, Running, Up, await_true
+
+GRAFANA = ROOT / "templates" / "grafana"
+MACHINE_DEPENDENT = {"llamaops_temperature_celsius", "llamaops_cpu_frequency_hertz", "llamaops_pressure_ratio",
+                     "llamaops_cpu_throttled_seconds_total", "llamaops_memory_available_bytes"}
+"""What not every machine tells; tests/serve/test_metrics_engine.py shows them on a made one."""
+
+needs_browser = pytest.mark.skipif(browser.missing() is not None, reason=browser.missing() or "")
+
+
+@contextlib.contextmanager
+def streaming(running: Running, tokens: int = 4000) -> Iterator[None]:
+    """Keep one stream going."""
+    stop = threading.Event()
+
+    def read() -> None:
+        body = {"prompt": "Once upon a time", "stream": True, "max_tokens": tokens, "ignore_eos": True}
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=120) as answer:
+            for _ in answer.iter_lines():
+                if stop.is_set():
+                    return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        reader.join(30)
+
+
+def complete(running: Running) -> None:
+    httpx.post(f"{running.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 3}, timeout=60).raise_for_status()
+
+
+# --- the page
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_playground_streams_and_draws(up: Up, tmp_path: Path, scheme: str) -> None:
+    running = up()
+    with browser.browser(tmp_path / "profile") as page:
+        page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        page.go(f"{running.url}/")
+        await_true(lambda: page.text("#state") == "ready", within=10, what="the page shows the state")
+        page.run("document.querySelector('#max').value = 24; document.querySelector('#prompt').focus()")
+        page.keys("\ue004" * 3 + "\ue007")  # by keyboard alone: over the two fields to the button
+        await_true(lambda: page.run("return document.querySelector('#answer').getAttribute('aria-busy')") == "false"
+                   and "tokens, first after" in page.text("#caption"), within=60, what="the answer is complete")
+        assert len(page.text("#answer")) > 20
+        caption = page.text("#caption")
+        assert re.match(r"\d+ tokens, first after [\d.]+ m?s, [\d.]+ a second; between two: median", caption)
+        painted = page.run("const c = document.querySelector('#timeline'); return c.getContext('2d')"
+                           ".getImageData(0, 0, c.width, c.height).data.filter(v => v).length")
+        assert painted > 500
+        assert await_true(lambda: page.text("#cpus"), within=10, what="the CPUs are shown").startswith("CPU")
+        page.screenshot(tmp_path / f"page-{scheme}.png")
+        assert (tmp_path / f"page-{scheme}.png").stat().st_size > 20_000
+        loaded = page.run("return performance.getEntriesByType('resource').map(e => e.name)")
+        assert loaded and all(name.startswith((running.url, "data:")) for name in loaded)
+        assert page.console() == []
+
+
+@needs_browser
+def test_a_key_is_asked_for_and_kept_nowhere(up: Up, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("alice:open-sesame-1\n")
+    keys.chmod(0o600)
+    running = up("--set", f"serve.api_keys.file={keys}")
+    assert httpx.get(f"{running.url}/status").status_code == 401
+    with browser.browser(tmp_path / "profile") as page:
+        page.go(f"{running.url}/")
+        await_true(lambda: page.run("return document.activeElement.id") == "key", within=10, what="a key is asked for")
+        page.keys("wrong\ue007")
+        await_true(lambda: "not known" in page.text("#key-problem"), within=10, what="a wrong key is said to be wrong")
+        page.run("document.querySelector('#key').focus()")
+        page.keys("open-sesame-1\ue007")
+        await_true(lambda: page.text("#state") == "ready", within=10, what="the key opens the page")
+        kept = "return document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage) + location.href"
+        assert "sesame" not in page.run(kept)
+
+
+def test_the_page_is_small_and_needs_nothing_from_elsewhere() -> None:
+    files = {path.name: path.read_text() for path in (ROOT / "templates" / "page").iterdir()}
+    assert sum(map(len, files.values())) < 150_000
+    for text in files.values():
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert not re.search(r"<script>|<style|\son[a-z]+=|\sstyle=", files["index.html"])
+    assert not re.search(r"innerHTML\s*=[^=]|outerHTML|insertAdjacentHTML|eval\(|document\.write", files["page.js"])
+
+
+# --- what limits it
+
+
+def test_a_hog_on_the_decode_cpus_is_named(up: Up) -> None:
+    running = up("--set", "placement.nice=0")
+    cpus = running.status()["now"] or await_true(lambda: running.status()["now"], within=10, what="there is a window")
+    decode = [str(c["id"]) for c in cpus["cpus"] if "decode" in c["role"]]
+    burn = ["taskset", "-c", ",".join(decode), sys.executable, "-c", "while True: pass"]
+    hogs = [subprocess.Popen(burn) for _ in range(2 * len(decode))]
+    try:
+        with streaming(running):
+            named = await_true(lambda: shared_cpu(running, {h.pid for h in hogs}), within=30, what="a hog is named")
+            assert re.search(r"CPU \d+ is shared with pid \d+ .*: the engine's threads wait \d+ % of their time", named)
+            assert "the engine's threads wait" in running.cli("status").stdout
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def shared_cpu(running: Running, pids: set[int]) -> str | None:
+    """Return the sentence about shared CPUs once the hogs are among those that are known to run there."""
+    now = running.status()["now"]
+    texts = [f["text"] for f in now["explain"] if f["code"] == "shared-cpu" and "shared with pid" in f["text"]]
+    return texts[0] if texts and pids & {u["pid"] for u in now["others"]} else None
+
+
+def test_someone_elses_prompt_is_named(up: Up) -> None:
+    running = up("--set", "serve.slots=2", "--set", "slo.itl_ms=1000")  # lets prompts come in large batches
+
+    def blamed() -> str | None:
+        """Send a prompt that no cache holds, and look for what is said about it."""
+        words = f"{time.monotonic_ns()} " + " ".join(f"kings and {i} queens" for i in range(80))
+        answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": words, "max_tokens": 1}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        found = (running.status()["now"] or {}).get("explain", [])
+        return next((f["text"] for f in found if f["code"] == "prefill-stall"), None)
+
+    with streaming(running):
+        text = await_true(blamed, within=60, what="the prompt is blamed")
+    assert re.match(r"the prompt of request req_\w+ stalled 1 stream for up to [\d.]+ s", text)
+
+
+# --- top and metrics
+
+
+def test_top_prints_one_picture(up: Up) -> None:
+    running = up()
+    with streaming(running):
+        document = json.loads(running.cli("top", "--once", "--json").stdout)
+        assert document["streams"][0]["phase"] in ("prefill", "decode")
+        assert document["now"]["cpus"] and document["now"]["explain"]
+        running.env["COLUMNS"] = "80"
+        shown = running.cli("top", "quickstart", "--once").stdout.splitlines()
+        assert max(map(len, shown)) <= 80 and len(shown) <= 24
+        assert shown[0].startswith("quickstart ready") and any(line.startswith("CPU 0") for line in shown)
+        assert any(line.startswith("req_") for line in shown)
+    refused = running.cli("top")
+    assert (refused.returncode, "--once" in refused.stderr) == (2, True)
+
+
+def test_top_lives_in_a_terminal_and_obeys_keys(up: Up) -> None:
+    running = up()
+    with streaming(running), terminal(running, "top", "--interval", "0.2") as (master, process):
+        text = read_until(master, "req_")
+        os.write(master, b"c")
+        await_true(lambda: not running.status()["streams"], within=10, what="the stream is cancelled")
+        os.write(master, b"d")
+        text += read_until(master, "press d again")
+        os.write(master, b"q")
+        assert process.wait(10) == 0
+    assert httpx.get(f"{running.url}/readyz").status_code == 200  # d once stops nothing
+    assert "\x1b[?1049h" in text  # the screen of its own, given back at the end
+
+
+@contextlib.contextmanager
+def terminal(running: Running, *args: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """Run a command in a terminal of 80×24."""
+    import pty
+
+    master, slave = pty.openpty()
+    env = running.env | {"TERM": "xterm-256color", "LINES": "24", "COLUMNS": "80"}
+    process = subprocess.Popen([*LLAMAOPS, *args], stdin=slave, stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    try:
+        yield master, process
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def read_until(master: int, wanted: str) -> str:
+    """Return what the terminal shows up to and with ``wanted``."""
+    text = ""
+    os.set_blocking(master, False)
+
+    def seen() -> bool:
+        nonlocal text
+        with contextlib.suppress(BlockingIOError):
+            text += os.read(master, 1 << 16).decode(errors="replace")
+        return wanted in text
+
+    await_true(seen, within=15, what=f"the terminal shows {wanted!r}")
+    return text
+
+
+def expressions(value: Any) -> Iterator[str]:
+    """Yield every PromQL expression of a dashboard or of alert rules."""
+    if isinstance(value, dict):
+        for name in ("expr", "definition"):
+            if isinstance(value.get(name), str):
+                yield value[name]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from expressions(item)
+
+
+def test_dashboard_and_alerts_ask_for_what_there_is(up: Up) -> None:
+    running = up()
+    complete(running)
+    await_true(lambda: "llamaops_engine_tokens_predicted_total" in metrics(running), within=15, every=0.3,
+               what="the engine was scraped")
+    page = metrics(running)
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            labels.setdefault(sample.name, {"instance", "job"}).update(sample.labels)
+    asked = [*expressions(json.loads((GRAFANA / "dashboard.json").read_text())),
+             *expressions(yaml.safe_load((GRAFANA / "alerts.yaml").read_text()))]
+    assert len(asked) > 40
+    unknown = {name for text in asked for name in re.findall(r"llamaops_\w+", text)} - labels.keys() - MACHINE_DEPENDENT
+    assert not unknown
+    for text in asked:
+        for name, selector in re.findall(r"(llamaops_\w+)\{([^}]*)\}", text):
+            wanted = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
+            assert name in MACHINE_DEPENDENT or wanted <= labels[name], (text, wanted)
+
+
+def metrics(running: Running) -> str:
+    answer = httpx.get(f"{running.url}/metrics", timeout=5)
+    assert answer.status_code == 200
+    return answer.text
+
+
+def test_metrics_and_page_answer_while_the_engine_is_stopped(up: Up) -> None:
+    running = up()
+    with streaming(running):
+        await_true(lambda: running.status()["streams"], within=10, what="the stream runs")
+        engine = running.engine()
+        engine.send_signal(signal.SIGSTOP)
+        try:
+            times = []
+            for path in ("/metrics", "/status", "/", "/healthz") * 3:
+                started = time.monotonic()
+                assert httpx.get(f"{running.url}{path}", timeout=5).status_code == 200
+                times.append(time.monotonic() - started)
+            assert sorted(times)[len(times) // 2] < 0.2, times
+        finally:
+            engine.send_signal(signal.SIGCONT)
