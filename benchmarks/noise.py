@@ -4,10 +4,10 @@
 
 Needs root (to lift the measuring client, to place the noise, and to drop privileges for one side), stress-ng, and a
 checkout and Python that other users can read. Three arrangements: noise in the same session, in another session
-(autogroup), in another cgroup. Runs of the sides are interleaved; every run starts its server anew. In each run a
-client at SCHED_FIFO 99 measures first, so that its own waiting is not counted, then an ordinary one. The quiet rows
-come first. Prints, for each side, the median and the worst run: tokens per second and the 99th percentile of the gap
-between events.
+(autogroup), and server and noise each in a cgroup of its own, as services are. Runs of the sides are interleaved; every
+run starts its server anew. In each run a client at SCHED_FIFO 99 measures first, so that its waiting is not counted,
+then an ordinary one. The quiet rows come first. Prints, for each side, the median and the worst run: tokens per second
+and the 99th percentile of the gap between events.
 """
 
 from __future__ import annotations
@@ -104,28 +104,28 @@ def command(side: str, port: int, engine: str, model: str) -> list[str]:
 def noise(where: str) -> Iterator[None]:
     """Run one stress-ng worker for each CPU: in this session, in another one, or in another cgroup."""
     argv = ["stress-ng", "--cpu", str(os.cpu_count()), "--quiet"]
-    group = make_cgroup() if where == "cgroup" else None
-    if group:
-        argv = ["sh", "-c", f"echo $$ > {group}/cgroup.procs && exec \"$@\"", "sh", *argv]
-    process = subprocess.Popen(argv, start_new_session=where != "session")
-    try:
-        time.sleep(1)  # until every worker has started; there is nothing to ask
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-        if group:
-            while (group / "cgroup.procs").read_text().strip():
-                time.sleep(0.1)
-            group.rmdir()
+    with cgroup("noise") if where == "cgroup" else contextlib.nullcontext([]) as enter:
+        process = subprocess.Popen([*enter, *argv], start_new_session=where != "session")
+        try:
+            time.sleep(1)  # until every worker has started; there is nothing to ask
+            yield
+        finally:
+            process.terminate()
+            process.wait()
 
 
-def make_cgroup() -> Path:
-    """Make an empty cgroup of default weight beside the server's (v2, or the cpu controller of v1)."""
+@contextlib.contextmanager
+def cgroup(name: str) -> Iterator[list[str]]:
+    """Make a cgroup of default weight (v2, or the cpu controller of v1); yield the words that run a command in it."""
     base = Path("/sys/fs/cgroup")
-    group = (base if (base / "cgroup.controllers").exists() else base / "cpu") / "llamaops-noise"
+    group = (base if (base / "cgroup.controllers").exists() else base / "cpu") / f"llamaops-bench-{name}"
     group.mkdir(exist_ok=True)
-    return group
+    try:
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        while (group / "cgroup.procs").read_text().strip():
+            time.sleep(0.1)
+        group.rmdir()
 
 
 # ---- the runs ----
@@ -135,8 +135,10 @@ def one_run(side: str, where: str | None, engine: str, model: str, seconds: floa
     """Start a side, add the noise, measure with both clients."""
     port, user = free_port(), NOBODY if side == "unprivileged" else None
     around = noise(where) if where else contextlib.nullcontext()
-    with serving(command(side, port, engine, model), port, user=user, new_session=where != "session"), around:
-        return measure(port, seconds, True), measure(port, seconds, False)
+    with cgroup("server") if where == "cgroup" else contextlib.nullcontext([]) as enter:
+        argv = [*enter, *command(side, port, engine, model)]
+        with serving(argv, port, user=user, new_session=where != "session"), around:
+            return measure(port, seconds, True), measure(port, seconds, False)
 
 
 def row(name: str, runs: list[tuple[Result, Result]]) -> str:
@@ -160,7 +162,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="llo-noise-") as folder:
         Path(folder).chmod(0o755)
         # Copies that every user can read: the unprivileged side has no other way to them.
-        engine = shutil.copy(options.engine or ask("engine", "locate"), folder)
+        found = Path(options.engine or ask("engine", "locate"))
+        engine = shutil.copy(found, folder)
+        shutil.copy(found.with_name("llama-bench"), folder)
         model = shutil.copy(options.model or ask("model", "pull", PROFILE), folder)
         print(f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, {date.today()}; "
               f"{options.runs} runs of {options.seconds:.0f} s a side and client, interleaved; {Path(model).name}")
