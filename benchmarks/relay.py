@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import socket
 import statistics
@@ -29,7 +28,11 @@ from typing import Any
 
 import uvloop
 
-TEXT = '"finish_reason":null,"index":0,"delta":{"content":" token"}'
+TEXT = b'"finish_reason":null,"index":0,"delta":{"content":" token"}'
+REST = (
+    b'"created":1796083332,"id":"chatcmpl-LBp70n3pC8GVg1xfwyaHskqetiHFg42I","model":"smol",'
+    b'"system_fingerprint":"b11434","object":"chat.completion.chunk"'
+)
 NGINX = """
 daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error.log;
 events {{ worker_connections 4096; }}
@@ -69,8 +72,7 @@ async def stub(path: str, rate: float) -> None:
 
 
 def event() -> bytes:
-    data = b'data: {"choices":[{%s}],"created":1796083332,"id":"chatcmpl-LBp70n3pC8GVg1xfwyaHskqetiHFg42I","model":"smol",' \
-           b'"system_fingerprint":"b11434","object":"chat.completion.chunk","ns":%d}\n\n' % (TEXT.encode(), time.monotonic_ns())
+    data = b'data: {"choices":[{%b}],%b,"ns":%d}\n\n' % (TEXT, REST, time.monotonic_ns())
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -151,9 +153,14 @@ class Seen:
         self.events = 0
 
 
+async def connected(where: str | int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if isinstance(where, str):
+        return await asyncio.open_unix_connection(where)
+    return await asyncio.open_connection("127.0.0.1", where)
+
+
 async def listen(where: str | int, query: str, seen: Seen) -> None:
-    connect = asyncio.open_unix_connection(where) if isinstance(where, str) else asyncio.open_connection("127.0.0.1", where)
-    reader, writer = await connect
+    reader, writer = await connected(where)
     body = b'{"stream":true,"messages":[{"role":"user","content":"hello"}]}'
     asked = time.monotonic_ns()
     writer.write(b"POST /v1/chat/completions?%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -214,8 +221,7 @@ def role(name: str, *args: object) -> contextlib.AbstractContextManager[int]:
 async def reachable(where: str | int) -> None:
     while True:
         with contextlib.suppress(OSError):
-            connect = asyncio.open_unix_connection(where) if isinstance(where, str) else asyncio.open_connection("127.0.0.1", where)
-            _, writer = await connect
+            _, writer = await connected(where)
             writer.close()
             return
         await asyncio.sleep(0.05)
@@ -293,7 +299,7 @@ async def idle(folder: Path, engine: str, streams: int) -> dict[str, Any]:
         sockets = 0
         while sockets < 2 * streams:
             await asyncio.sleep(0.2)
-            sockets = len(os.listdir(f"/proc/{pid}/fd"))
+            sockets = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
         await asyncio.sleep(1)
         held = rss_kib(pid)
         holding.cancel()
@@ -311,8 +317,10 @@ async def volume(folder: Path, engine: str, mib: int) -> dict[str, Any]:
         while not pouring.done():
             samples.append(rss_kib(pid))
             await asyncio.sleep(0.1)
-        return {"MiB relayed": pouring.result() / (1 << 20), "base MiB": base / 1024, "highest MiB": max(samples) / 1024,
-                "half-way MiB": samples[len(samples) // 2] / 1024, "last MiB": samples[-1] / 1024}
+        return {
+            "MiB relayed": pouring.result() / (1 << 20), "base MiB": base / 1024, "highest MiB": max(samples) / 1024,
+            "half-way MiB": samples[len(samples) // 2] / 1024, "last MiB": samples[-1] / 1024,
+        }
 
 
 async def drain(where: str | int, mib: int) -> int:

@@ -109,13 +109,16 @@ class App:
     def _call(self, scope: Message, receive: Receive, send: Send) -> Call:
         headers = scope["headers"]
         given = next((value for name, value in headers if name == b"x-request-id"), b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else b"req_%b%08x" % (self._id_prefix, next(self._id_numbers))
+        request_id = given if _REQUEST_ID.fullmatch(given) else self._new_id()
         origin = next((value for name, value in headers if name == b"origin"), None)
         extra = [(b"x-request-id", request_id), *cors_headers(origin, self._config.cors_origins)]
         path: bytes = scope["raw_path"]
         endpoint = path.decode() if path in ROUTES or path in self._own else "other"
         record = Record(request_id.decode(), scope["method"], endpoint, time.monotonic())
         return Call(scope, receive, send, record, extra)
+
+    def _new_id(self) -> bytes:
+        return b"req_%b%08x" % (self._id_prefix, next(self._id_numbers))
 
     async def _serve(self, call: Call) -> None:
         own, route = self._own.get(call.raw_path), ROUTES.get(call.raw_path)

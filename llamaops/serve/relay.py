@@ -13,23 +13,13 @@ from llamaops.serve.admission import Admission, Place, QueueFull
 from llamaops.serve.auth import KeyRing
 from llamaops.serve.call import Call, Headers, Refusal
 from llamaops.serve.engine_client import EngineGone, Exchange, Head, connect, request_head
+from llamaops.serve.headers import STREAM_HEADERS, request_headers, response_headers
 from llamaops.serve.metrics import RequestMetrics
 from llamaops.serve.quota import KeyLimits, OverLimit, Quotas
 from llamaops.serve.requestlog import Outcome
 from llamaops.serve.routes import Route
 from llamaops.serve.traffic import Backend, Endpoint, Traffic, Unready
 
-# RFC 9110 §7.6.1 and the older spellings still seen.
-_HOP = frozenset({b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
-                  b"te", b"trailer", b"transfer-encoding", b"upgrade"})
-# Not for the engine. Keys are ours to check; nothing may be compressed on the way back; we set length and connection;
-# origin is answered by our own allow-list. With x-conversation-id llama-server keeps generating after the client has
-# gone (its resumable streams), which would break the promise that what nobody reads is not computed.
-_REQUEST_DROP = _HOP | {b"content-length", b"expect", b"accept-encoding", b"authorization", b"x-api-key", b"origin",
-                        b"x-conversation-id"}
-_RESPONSE_DROP = _HOP | {b"date", b"x-request-id"}
-_STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"),
-                            (b"x-accel-buffering", b"no")]
 _PING = b": ping\n"
 _ENDED = 32
 
@@ -235,7 +225,7 @@ class _Passage:
         self._connected.set_result(exchange)
 
     def _request_headers(self) -> Headers:
-        headers = forwarded(self._call.headers, _REQUEST_DROP)
+        headers = request_headers(self._call.headers)
         headers.append((b"connection", b"close"))
         if self._body is not None:
             headers.append((b"content-length", b"%d" % len(self._body)))
@@ -319,7 +309,7 @@ class _Passage:
             return
         if not self._call.started:
             self._streaming = True
-            await self._call.start(200, _STREAM_HEADERS)
+            await self._call.start(200, STREAM_HEADERS)
         if self._streaming and self._stream.at_boundary:
             await self._call.write(_PING)
         self._sent_at = time.monotonic()
@@ -370,23 +360,6 @@ class _SilenceTimer:
         """Forget the timer."""
         if self._handle is not None:
             self._handle.cancel()
-
-
-def forwarded(headers: Headers, drop: frozenset[bytes]) -> Headers:
-    """Return the headers that travel on: all but ``drop`` and those that a ``Connection`` header names."""
-    named = {
-        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
-    }
-    return [(name, value) for name, value in headers if name not in drop and name not in named]
-
-
-def response_headers(headers: Headers, *, streaming: bool) -> Headers:
-    """Return the engine's headers as the client gets them; a stream is marked against caches and buffering proxies."""
-    kept = [h for h in forwarded(headers, _RESPONSE_DROP) if not h[0].startswith(b"access-control-")]
-    if not streaming:
-        return kept
-    marks = _STREAM_HEADERS[1:]
-    return [h for h in kept if h[0] not in (b"cache-control", b"x-accel-buffering")] + marks
 
 
 def _outcome(status: int) -> Outcome:
