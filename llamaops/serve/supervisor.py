@@ -86,15 +86,13 @@ class Supervisor:
         warm_up: bool = True,
     ) -> None:
         self._make_launch = make_launch
-        self._settings = settings
         self._traffic = traffic
         self._log = log
         self._mark = mark or f"{os.getpid()}@{time.time_ns()}"
         self._read_back = read_back
         self._on_spawn = on_spawn
         self._warm_up = warm_up
-        backoff = settings.backoff
-        self._policy = life.Policy(backoff.initial_s, backoff.max_s, backoff.reset_after_s)
+        self.configure(settings)
         self._status = Status(since=time.monotonic())
         self._started_at = time.monotonic()
         self._events: asyncio.Queue[life.Event] = asyncio.Queue()
@@ -157,6 +155,12 @@ class Supervisor:
             self._replacing = asyncio.get_running_loop().create_task(self._replace_all())
         await asyncio.shield(self._replacing)
 
+    def configure(self, settings: SuperviseSection) -> None:
+        """Take other time limits; they count from the next wait, stop or back-off on."""
+        self._settings = settings
+        backoff = settings.backoff
+        self._policy = life.Policy(backoff.initial_s, backoff.max_s, backoff.reset_after_s)
+
     def subscribe(self, listener: Callable[[Status], None]) -> None:
         """Call ``listener`` after every change of the status, in the event loop."""
         self._listeners.append(listener)
@@ -165,6 +169,12 @@ class Supervisor:
         """Return how the serving engine's threads differ from the plan."""
         engine = self._engines.get(self._status.engine or 0)
         return engine.notes if engine else ()
+
+    async def look_again(self) -> None:
+        """Compare the serving engine with the plan anew; `notes` tells the outcome."""
+        engine = self._engines.get(self._status.engine or 0)
+        if engine and engine.ready and self._read_back:
+            engine.notes = tuple(await asyncio.to_thread(self._read_back, engine.process.pid))
 
     def status(self) -> dict[str, Any]:
         """Return all of it as JSON-able data; times are seconds, ``at`` is seconds since the epoch."""
@@ -344,10 +354,9 @@ class Supervisor:
 
     async def _guard(self, engine: _Running) -> None:
         """Report an engine that gets nowhere: on its way to ready, or with requests in flight."""
-        start_s, stall_s = self._settings.start_timeout_s, self._settings.stall_timeout_s
-        interval = min(1.0, start_s / 10, stall_s / 10)
+        interval = min(1.0, self._settings.start_timeout_s / 10, self._settings.stall_timeout_s / 10)
         pid, pulse, still_s = engine.process.pid, None, 0.0
-        while still_s < (stall_s if engine.ready else start_s):
+        while still_s < (self._settings.stall_timeout_s if engine.ready else self._settings.start_timeout_s):
             if engine.ready and not self._traffic.in_flight(engine.generation):
                 pulse, still_s = None, 0.0  # an idle engine owes us nothing, and looking costs CPU
             else:

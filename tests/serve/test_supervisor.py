@@ -77,12 +77,13 @@ def test_ends_what_the_engine_started(rig: Rig, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["SEGV", "KILL", "3"])
 def test_starts_again_after_a_crash(rig: Rig, how: str) -> None:
-    rig.switches = ["--stub-fork", "group", "--stub-die-after-s", "0.1", "--stub-end", how]
+    rig.switches = ["--stub-fork", "group", "--stub-die-after-bytes", "1", "--stub-end", how]
     supervisor = rig.supervisor()
 
     async def body() -> None:
         await supervisor.wait_ready()
         rig.switches = []
+        await (await ask(rig, supervisor, []))
         await until(lambda: supervisor.status()["state"] == "back-off")
         unready = supervisor.endpoint()
         assert isinstance(unready, Unready)
@@ -339,6 +340,17 @@ def test_stop_waits_for_requests_and_then_ends_them(rig: Rig) -> None:
         assert told == ["llamaops is stopping"] * 1
 
     drive(body)
+
+
+def test_other_time_limits_are_taken_while_running(rig: Rig) -> None:
+    supervisor = rig.supervisor(QUICK.model_copy(update={"drain_timeout_s": 60, "stall_timeout_s": 60}))
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        rig.traffic.open(1, lambda reason: None)
+        supervisor.configure(QUICK.model_copy(update={"drain_timeout_s": 0.1}))
+
+    drive(lambda: run_until_stopped(supervisor, body), seconds=15)
 
 
 def test_stop_is_at_once_when_nothing_is_in_flight(rig: Rig) -> None:

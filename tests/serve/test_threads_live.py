@@ -76,22 +76,25 @@ def test_the_relay_takes_its_priority_for_all_its_threads() -> None:
     """In a process of its own: an ordinary user could not take it back."""
     code = """if True:
         import os, threading
+        from dataclasses import replace
         from llamaops.core.cpuset import CpuSet
         from llamaops.serve.threads import read_threads, set_relay_priority
-        from types import SimpleNamespace
+        from llamaops.core.plan import Placement
 
         done = threading.Event()
         thread = threading.Thread(target=done.wait)
         thread.start()
         cpu = min(os.sched_getaffinity(0))
-        plan = SimpleNamespace(relay_nice=os.getpriority(os.PRIO_PROCESS, 0) + 3, autogroup_nice=None,
-                               housekeeping_cpus=CpuSet.of([cpu]))
+        nice = os.getpriority(os.PRIO_PROCESS, 0) + 3
+        plan = Placement(threads=1, threads_batch=1, cpus=None, batch_cpus=None, housekeeping_cpus=CpuSet.of([cpu]),
+                         policy="other", rt_priority=None, nice=None, autogroup_nice=None, weight=None,
+                         relay_nice=nice, spin=1000, numa=None, mem_nodes=None)
         assert set_relay_priority(plan) == []
         threads = read_threads(os.getpid())
         assert len(threads) == 2
         assert {(t.nice, t.cpus) for t in threads} == {(plan.relay_nice, CpuSet.of([cpu]))}
-        plan.housekeeping_cpus = CpuSet.of([4095])
-        assert [n.code for n in set_relay_priority(plan)] == ["drift-relay-cpus"]
+        gone = replace(plan, housekeeping_cpus=CpuSet.of([4095]))
+        assert [n.code for n in set_relay_priority(gone)] == ["drift-relay-cpus"]
         done.set()
     """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
