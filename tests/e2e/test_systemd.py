@@ -1,0 +1,157 @@
+"""Units really run by a systemd: installed, ready, reloaded, watched, restarted behind their socket, taken away."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nested_systemd import Nested, Unsupported
+from running import QUICKSTART
+
+from llamaops.dirs import find_dirs
+
+LLAMAOPS = Path(sys.executable).with_name("llamaops")
+PROFILE = "/etc/llamaops/quickstart.yaml"
+UNIT = "llamaops-quickstart.service"
+SOCKET = "llamaops-quickstart.socket"
+ENGINE = "^[^ ]*/llama-server -m"  # what pgrep compares with whole command lines, its caller's included
+ASK = """
+import json, time, urllib.error, urllib.request
+body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}).encode()
+url = "http://127.0.0.1:8080/v1/chat/completions"
+request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+for _ in range(100):
+    try:
+        print(json.load(urllib.request.urlopen(request, timeout=60))["usage"]["completion_tokens"])
+        break
+    except urllib.error.HTTPError as exc:  # as clients do while the model loads; a refused connection is a failure
+        assert exc.code in (502, 503)
+        time.sleep(0.2)
+"""
+
+
+@pytest.fixture(scope="module")
+def nested(model_path: str) -> Iterator[Nested]:
+    needed = [QUICKSTART.parents[1], Path(sys.prefix), Path(sys.base_prefix), find_dirs(os.environ).cache]
+    try:
+        nested = Nested(needed)
+    except Unsupported as exc:
+        pytest.skip(f"no nested systemd here: {exc}")
+    try:
+        nested.run("mkdir", "-p", "/etc/llamaops")
+        yield nested
+    finally:
+        nested.stop()
+
+
+@pytest.fixture
+def inside(nested: Nested) -> Iterator[Nested]:
+    """Return the nested systemd with the profile as it came, and leave it without units of ours."""
+    nested.run("cp", QUICKSTART, PROFILE)
+    yield nested
+    nested.code("systemctl", "disable", "--now", SOCKET, UNIT)
+    nested.run("rm", "-rf", "/var/lib/llamaops-deploy", *(f"/etc/systemd/system/{name}" for name in (UNIT, SOCKET)))
+    nested.run("systemctl", "daemon-reload")
+
+
+def show(inside: Nested, name: str, unit: str = UNIT) -> str:
+    return inside.run("systemctl", "show", "--value", "-p", name, unit).strip()
+
+
+def await_value(inside: Nested, name: str, wanted: str, within: float = 30) -> None:
+    until = time.monotonic() + within
+    while (got := show(inside, name)) != wanted:
+        assert time.monotonic() < until, f"{name} is {got!r}, not {wanted!r}: " + inside.run(
+            "journalctl", "--no-pager", "-n", "30", "-u", UNIT)
+        time.sleep(0.1)
+
+
+def ask(inside: Nested) -> str:
+    return inside.run(sys.executable, "-c", ASK).strip()
+
+
+def install(inside: Nested, *options: str) -> tuple[int, str]:
+    return inside.code(LLAMAOPS, "deploy", "systemd", "install", PROFILE, *options)
+
+
+def test_a_unit_lives_its_whole_life(inside: Nested) -> None:
+    before = inside.run("find", "/etc/systemd/system", "/var/lib/llamaops-deploy", check=False)
+    code, said = install(inside, "--socket", "--now")
+    assert code == 0 and "verified by systemd-analyze" in said and "enabled and started" in said, said
+
+    # Ready only once it serves, with what was planned.
+    assert show(inside, "ActiveState") == "active" and "serving at" in show(inside, "StatusText")
+    assert show(inside, "CPUWeight") == "10000" and show(inside, "NeedDaemonReload") == "no"
+    assert ask(inside) == "8"
+    assert inside.code(LLAMAOPS, "deploy", "check", PROFILE, "--socket")[0] == 0
+
+    # Reload: the main process stays.
+    main = show(inside, "MainPID")
+    inside.run("sed", "-i", "s/context: 4096/context: 2048/", PROFILE)
+    inside.run("systemctl", "reload", UNIT)
+    await_value(inside, "ActiveState", "active")
+    assert show(inside, "MainPID") == main and "reloaded" in inside.run("journalctl", "--no-pager", "-u", UNIT)
+    code, said = inside.code(LLAMAOPS, "deploy", "systemd", "check", PROFILE)
+    assert code == 1 and "-MemoryMax=" in said and SOCKET in said
+
+    # The engine dies: the supervisor's matter, not systemd's.
+    inside.run("pkill", "-KILL", "-f", ENGINE)
+    assert ask(inside) == "8" and show(inside, "MainPID") == main and show(inside, "NRestarts") == "0"
+
+    # The supervisor dies: a client that comes then waits at the socket and is served.
+    inside.run("mkdir", "-p", f"/etc/systemd/system/{UNIT}.d")
+    dropin = f"/etc/systemd/system/{UNIT}.d/x.conf"
+    inside.run("bash", "-c", f"printf '[Service]\\nRestartSec=2\\nWatchdogSec=3\\n' > {dropin}")
+    inside.run("systemctl", "daemon-reload")
+    inside.run("kill", "-KILL", main)
+    assert ask(inside) == "8"
+    await_value(inside, "ActiveState", "active")
+    assert show(inside, "MainPID") != main and show(inside, "NRestarts") == "1"
+    assert inside.run("pgrep", "-c", "-f", ENGINE).strip() == "1"
+    assert f"also in force: {dropin}" in inside.code(LLAMAOPS, "deploy", "check", PROFILE, "--socket")[1]
+
+    # The supervisor freezes: the watchdog ends it, and it is started again.
+    main = show(inside, "MainPID")
+    inside.run("kill", "-STOP", main)
+    await_value(inside, "NRestarts", "2")
+    await_value(inside, "ActiveState", "active")
+    assert show(inside, "MainPID") != main
+    assert "Watchdog timeout" in inside.run("journalctl", "--no-pager", "-u", UNIT)
+
+    # A stop is clean, and the socket starts the service for the next client.
+    inside.run("systemctl", "stop", UNIT)
+    assert show(inside, "Result") == "success" and inside.code("pgrep", "-f", ENGINE)[0] == 1
+    assert ask(inside) == "8"
+
+    # What was installed goes, and nothing else.
+    inside.run("rm", "-r", f"/etc/systemd/system/{UNIT}.d")
+    code, said = inside.code(LLAMAOPS, "deploy", "systemd", "uninstall", "quickstart")
+    assert code == 0 and f"removed /etc/systemd/system/{UNIT}" in said, said
+    assert inside.code("pgrep", "-f", ENGINE)[0] == 1
+    assert inside.run("find", "/etc/systemd/system", check=False) == before
+    assert inside.code(LLAMAOPS, "deploy", "systemd", "uninstall", "quickstart")[0] == 64
+
+
+def test_a_wrong_profile_is_not_tried_again(inside: Nested) -> None:
+    assert install(inside)[0] == 0
+    inside.run("bash", "-c", f"echo 'nonsense: 1' >> {PROFILE}")
+    assert inside.code("systemctl", "start", UNIT)[0] == 1
+    shown = [show(inside, name) for name in ("ExecMainStatus", "NRestarts", "ActiveState")]
+    assert shown == ["78", "0", "failed"]
+    assert inside.code(LLAMAOPS, "deploy", "systemd", "uninstall", "quickstart")[0] == 0
+
+
+def test_foreign_and_edited_units_are_left_alone(inside: Nested) -> None:
+    path = f"/etc/systemd/system/{UNIT}"
+    inside.run("bash", "-c", f"echo '# mine' > {path}")
+    code, said = install(inside)
+    assert code == 2 and "not installed by llamaops" in said and inside.run("cat", path) == "# mine\n"
+    inside.run("rm", path)
+    assert install(inside)[0] == 0
+    inside.run("bash", "-c", f"echo '# mine' >> {path}")
+    assert inside.code(LLAMAOPS, "deploy", "systemd", "uninstall", "quickstart")[0] == 2
+    assert install(inside)[0] == 2 and "# mine" in inside.run("cat", path)
