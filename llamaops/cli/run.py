@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -28,9 +28,11 @@ name_argument = click.argument("name", required=False)
 @click.option("--offline", is_flag=True, help="Fetch nothing: use what is on this disk.")
 @click.option("--dry-run", is_flag=True, help="Only show the plan (the same as: llamaops plan PROFILE).")
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="Log lines on stderr for people, or one JSON object each for machines.")
 @click.pass_context
 def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bool, no_build: bool, offline: bool,
-       dry_run: bool, log_level: str) -> int:
+       dry_run: bool, log_level: str, log_format: Literal["text", "json"]) -> int:
     """Prepare everything and serve PROFILE.
 
     Finds or builds llama-server, fetches (and quantizes) the model, plans CPUs, threads and priority for this machine,
@@ -52,7 +54,8 @@ def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bo
         return int(ctx.invoke(plan, profile=profile, overrides=overrides) or 0)
     from llamaops.cli import serving
 
-    options = serving.Options(profile, overrides, may_build=not no_build, offline=offline, log_level=log_level)
+    options = serving.Options(profile, overrides, may_build=not no_build, offline=offline,
+                              log_level=log_level, log_format=log_format)
     return serving.detach(options) if detach else serving.up(options)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -17,7 +16,7 @@ from typing import NoReturn
 
 import click
 
-from llamaops import prepare
+from llamaops import logs, prepare
 from llamaops.cli.console import make_progress
 from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress
@@ -36,11 +35,12 @@ class Options:
     may_build: bool
     offline: bool
     log_level: str
+    log_format: logs.Format
 
 
 def up(options: Options) -> int:
     """Serve a profile in the foreground and return the exit code."""
-    _log_to_stderr(options.log_level)
+    logs.configure(options.log_level, options.log_format)
     signal.signal(signal.SIGTERM, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
     runtime, log_path = find_dirs(os.environ).runtime, _log_folder(profile) / "engine.log"
@@ -84,13 +84,6 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s",
-                        datefmt="%H:%M:%S")
-    for chatty in ("httpx", "uvicorn.error"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-
-
 def detach(options: Options) -> int:
     """Prepare here, where progress can be seen, then serve in a process of its own; return once it serves."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -130,4 +123,4 @@ def _log_folder(profile: Profile) -> Path:
 def _foreground_argv(options: Options) -> list[str]:
     sets = [word for override in options.overrides for word in ("--set", override)]
     return [sys.executable, "-m", "llamaops", "up", str(options.profile.absolute()), *sets, "--offline", "--no-build",
-            "--log-level", options.log_level]
+            "--log-level", options.log_level, "--log-format", options.log_format]

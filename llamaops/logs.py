@@ -1,0 +1,63 @@
+"""How our own log lines look on stderr: text for people or JSON for machines, and no secret in either."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import Literal
+
+Format = Literal["text", "json"]
+_SECRETS = re.compile(
+    r"(?P<keep>\bBearer\s+|\b(?:api[-_]?key|token|password|secret)\b[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]{4,}"
+    r"|\b(?:sk-|hf_|ghp_|xox[abp]-)[A-Za-z0-9_-]{8,}", re.IGNORECASE)
+_CHATTY = ("httpx", "httpcore", "uvicorn.error", "asyncio")
+
+
+def configure(level: str, form: Format) -> None:
+    """Send log lines of ``level`` and above to stderr in that form; libraries are heard from warnings on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else Text())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for chatty in _CHATTY:
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def masked(text: str) -> str:
+    """Return ``text`` with what looks like a key, token or password replaced by ``…``."""
+    return _SECRETS.sub(lambda found: f"{found['keep'] or ''}…", text)
+
+
+class Text(logging.Formatter):
+    """One line for people: time, level, message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, masked."""
+        return masked(super().format(record))
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``.
+
+    A request's line has its fields as numbers and words under ``request``; an exception has its traceback as
+    ``exception``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object, masked."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, object] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name,
+            "message": masked(record.getMessage()),
+        }
+        if isinstance(request := getattr(record, "request", None), dict):
+            entry["message"] = "request"
+            entry["request"] = {k: masked(v) if isinstance(v, str) else v for k, v in request.items()}
+        if record.exc_info:
+            entry["exception"] = masked(self.formatException(record.exc_info))
+        return json.dumps(entry, ensure_ascii=False)
