@@ -76,7 +76,7 @@ def read(pid: int | None, watched: CpuSet, root: Path = Path("/")) -> Reading:
         at=time.monotonic(), pid=pid, cpus=_cpus(root),
         engine=read_threads(root, pid) if pid else {}, relay=read_threads(root, os.getpid()),
         rss_bytes=_rss(root, pid) if pid else None, cpu_s=(int(stat[11]) + int(stat[12])) * _TICK_S if stat else None,
-        major_faults=int(stat[9]) if stat else 0, throttled_s=_throttled(root), pressure=_pressure(root),
+        major_faults=int(stat[9]) if stat else 0, throttled_s=throttled_s(root), pressure=_pressure(root),
         temperature_celsius=_temperature(root), available_bytes=_available(root), hertz=hertz, slowest_clock=slowest,
     )
 
@@ -150,7 +150,7 @@ def _pressure(root: Path) -> dict[str, float]:
     return found
 
 
-def _throttled(root: Path) -> float | None:
+def throttled_s(root: Path) -> float | None:
     """Return for how long a quota of our cgroup or an ancestor has stopped it, the longest of them."""
     found = []
     for folder in _folders(root, "cpu"):

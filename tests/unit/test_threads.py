@@ -44,6 +44,26 @@ def test_real_time_drift() -> None:
     assert [n.code for n in compare([replace(weaker, rt_priority=10), weaker], -10, plan)] == ["drift-rt-priority"]
 
 
+def test_real_time_threads_beside_the_computing_ones_stand_a_step_above() -> None:
+    plan = replace(PLAN, policy="rr", rt_priority=10, nice=None)
+    computing = [replace(AS_PLANNED, tid=tid, policy="rr", rt_priority=10, run_s=1.0) for tid in (1, 2)]
+    beside = replace(AS_PLANNED, tid=3, policy="rr", rt_priority=11, cpus=CpuSet.parse("0"))
+    assert compare([*computing, beside], -10, plan) == []
+    assert compare([*computing, replace(beside, rt_priority=20)], -10, plan) == []
+    (note,) = compare([*computing, replace(beside, rt_priority=10)], -10, plan)
+    assert note.code == "drift-rt-priority"
+    assert "1 of 3 threads have real-time priority 10, planned were 10 for those that compute and 11" in note.text
+    assert [n.code for n in compare([computing[0], replace(computing[1], rt_priority=11)], -10, plan)] == [note.code]
+
+
+def test_compute_threads_do_not_belong_on_housekeeping_cpus() -> None:
+    busy = [replace(AS_PLANNED, tid=tid, run_s=1.0) for tid in (1, 2)]
+    idle = replace(AS_PLANNED, tid=3, cpus=CpuSet.parse("0"))
+    assert compare([*busy, idle], -10, PLAN) == []
+    strays = [busy[0], replace(busy[1], cpus=CpuSet.parse("0")), idle]
+    assert [n.code for n in compare(strays, -10, PLAN)] == ["drift-cpus"]
+
+
 def test_fewer_threads_than_planned() -> None:
     assert [n.code for n in compare([AS_PLANNED], -10, PLAN)] == ["drift-threads"]
     assert compare([], None, PLAN) == []  # the process is gone, or there is no /proc: nothing can be said
