@@ -96,6 +96,21 @@ def test_compute_threads_helpers_and_relay_stand_on_their_steps(up: Up, with_bud
     assert "rt-refused" not in codes
 
 
+def test_reload_to_ordinary_scheduling_takes_real_time_back(up: Up, with_budget: Path | None, tmp_path: Path) -> None:
+    profile = tmp_path / "quickstart.yaml"
+    profile.write_text(QUICKSTART.read_text() + "\nplacement: {policy: rr, rt_priority: 7}\n")
+    with joined(with_budget) if with_budget else contextlib.nullcontext():
+        running = up(profile=profile)
+    assert policies(running.engine().pid)[0] == (os.SCHED_RR, 7)
+    profile.write_text(QUICKSTART.read_text() + "\nplacement: {nice: 3}\n")
+    reloaded = running.cli("reload")
+    assert reloaded.returncode == 0, reloaded.stderr
+    status = running.status()
+    assert {policy for policy, _ in policies(status["pid"]) + policies(running.process.pid)} == {os.SCHED_OTHER}
+    assert os.getpriority(os.PRIO_PROCESS, status["pid"]) == 3
+    assert not [note for note in status["notes"] if note["code"].startswith("drift")]
+
+
 def test_without_a_budget_the_cause_is_named_and_strict_ends_with_77(without_budget: Path, env: dict[str, str],
                                                                      model_path: str) -> None:
     plan = in_cgroup(without_budget, "plan", str(QUICKSTART), *RR, env=env)
