@@ -114,7 +114,7 @@ def _by_version(plan: Plan, engine: Engine | None, model: Model | None) -> list[
         (("--metrics",),),
         (("--slots",),),
         (("--jinja",),),
-        (("--sse-ping-interval", "-1"),),  # its ping is an empty event, on which some clients fail; the relay has its own
+        (("--sse-ping-interval", "-1"),),  # an empty event, on which some clients fail; the relay has its own
         (("--fit", "off"),),  # every size is given, so the engine's own fitting only loads the model's header twice
         *_load_mode(plan.memory),
     ]
