@@ -16,6 +16,9 @@ from llamaops.cli.host_tune import tune
 if TYPE_CHECKING:
     from llamaops.host.doctor import Check
 
+TUNED = ("governor", "interrupts", "irqbalance", "huge-pages", "swap")
+"""The checks whose settings `host tune` changes."""
+
 VERDICT_COLOURS = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "red"}
 
 
@@ -59,6 +62,8 @@ def doctor(as_json: bool, recorded: Path | None) -> None:
             click.echo(f"{verdict}{check.name:<18}{check.reason}", color=colour(sys.stdout))
             if check.mend:
                 click.echo(f"{'':<23}mend: {check.mend}")
+        if recorded is None and any(check.mend for check in checks if check.name in TUNED):
+            click.echo("settings at once, and reversibly: sudo llamaops host tune apply", err=True)
     if any(check.verdict == "fail" for check in checks):
         sys.exit(70)
 

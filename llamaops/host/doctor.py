@@ -11,9 +11,10 @@ from typing import Literal
 
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.notes import Findings
-from llamaops.core.placement import cores, performance_cpus, usable_cpus
+from llamaops.core.placement import usable_cpus
 from llamaops.core.priority import rt_refusal
 from llamaops.core.topology import Host
+from llamaops.core.tuning import decode_cpus
 from llamaops.host import TOOLS, probe_host
 from llamaops.host.cgroups import chain
 from llamaops.host.cpus import CPU
@@ -49,14 +50,9 @@ def examine(root: Path | str = "/") -> list[Check]:
     return [check for examiner in CHECKS for check in examiner(files, host)]
 
 
-def _decode_cpus(host: Host) -> CpuSet:
-    usable = usable_cpus(host, Findings()) or CpuSet()
-    return CpuSet(min(core) for core in cores(host, performance_cpus(host, usable, Findings())))
-
-
 def _governor(files: Root, host: Host) -> Iterator[Check]:
     """A governor that lowers the clock between tokens makes every token start slow."""
-    found = {cpu: files.text(f"{CPU}/cpu{cpu}/cpufreq/scaling_governor") for cpu in sorted(_decode_cpus(host))}
+    found = {cpu: files.text(f"{CPU}/cpu{cpu}/cpufreq/scaling_governor") for cpu in sorted(decode_cpus(host))}
     slow = CpuSet(cpu for cpu, name in found.items() if name in ("powersave", "conservative", "ondemand", "userspace"))
     drivers = {files.text(f"{CPU}/cpu{cpu}/cpufreq/scaling_driver") for cpu in slow}
     mend = f"for c in {' '.join(map(str, sorted(slow)))}; do echo performance | " \
@@ -86,7 +82,7 @@ def _boost(files: Root, host: Host) -> Iterator[Check]:
 
 def _interrupts(files: Root, host: Host) -> Iterator[Check]:
     """Which devices interrupt decode CPUs more than a little: counts since boot, allowed CPUs now."""
-    decode, usable = _decode_cpus(host), usable_cpus(host, Findings()) or CpuSet()
+    decode, usable = decode_cpus(host), usable_cpus(host, Findings()) or CpuSet()
     spare = CpuSet((host.online or usable) - decode)
     if not spare:
         if decode:
@@ -118,7 +114,7 @@ def _irqbalance(files: Root, host: Host) -> Iterator[Check]:
     if not files.live:
         return
     names = (files.text(f"proc/{pid}/comm") for pid in files.names("proc") if pid.isdigit())
-    decode, spare = _decode_cpus(host), (host.online or CpuSet()) - _decode_cpus(host)
+    decode, spare = decode_cpus(host), (host.online or CpuSet()) - decode_cpus(host)
     if "irqbalance" in names and spare:
         yield Check("irqbalance", "warn", f"irqbalance moves interrupts onto decode CPUs {decode} as it sees fit",
                     f"echo 'IRQBALANCE_BANNED_CPULIST={decode}' | sudo tee -a /etc/default/irqbalance && sudo "
@@ -213,7 +209,7 @@ def _load(files: Root, host: Host) -> Iterator[Check]:
     if not files.live or not (before := _cpu_times(files)):
         return
     time.sleep(SAMPLE_SECONDS)
-    busy = {cpu: _busy(before.get(f"cpu{cpu}", []), now) for cpu in _decode_cpus(host)
+    busy = {cpu: _busy(before.get(f"cpu{cpu}", []), now) for cpu in decode_cpus(host)
             if (now := _cpu_times(files).get(f"cpu{cpu}"))}
     loaded = CpuSet(cpu for cpu, share in busy.items() if share > BUSY_SHARE)
     if loaded:
@@ -265,7 +261,7 @@ def _mitigations(files: Root, host: Host) -> Iterator[Check]:
 
 
 def _throttling(files: Root, host: Host) -> Iterator[Check]:
-    counts = {cpu: files.number(f"{CPU}/cpu{cpu}/thermal_throttle/core_throttle_count") for cpu in _decode_cpus(host)}
+    counts = {cpu: files.number(f"{CPU}/cpu{cpu}/thermal_throttle/core_throttle_count") for cpu in decode_cpus(host)}
     hot = {cpu: count for cpu, count in counts.items() if count}
     if hot:
         yield Check("thermal", "warn", f"CPUs {CpuSet(hot)} were slowed by heat up to {max(hot.values())} times since "
