@@ -14,8 +14,8 @@ from llamaops.serve.sampler import Sampler
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-FRESH_S = 2.0
-"""A scrape reads the kernel's files anew only when what is known is older than this."""
+FRESH_S = 3.0
+"""A scrape reads the kernel's files only when what is known is older: never while the sampler is looking itself."""
 LEVELS = ("info", "degraded", "risk")
 
 

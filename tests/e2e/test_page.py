@@ -85,6 +85,27 @@ def test_the_playground_streams_and_draws(up: Up, tmp_path: Path, scheme: str) -
 
 
 @needs_browser
+@pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE names no axe.min.js (npm pack axe-core)")
+@pytest.mark.parametrize("width", [380, 1100])
+def test_axe_finds_nothing(up: Up, tmp_path: Path, width: int) -> None:
+    running = up()
+    axe = Path(os.environ["AXE_CORE"]).read_text()
+    with browser.browser(tmp_path / "profile") as page:
+        for scheme in ("light", "dark"):
+            page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            page.devtools("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1,
+                          mobile=False)
+            page.go(f"{running.url}/")
+            page.run("document.querySelector('#max').value = 8; document.querySelector('#send').click()")
+            await_true(lambda: "tokens, first after" in page.text("#caption"), within=60, what="the answer is complete")
+            page.run(axe + "\nwindow.found = null; axe.run().then(result => { window.found = result.violations; })")
+            violations = await_true(lambda: page.run("return found && found.map(v => [v.id, v.nodes[0].html])") or
+                                    page.run("return found && 'none'"), within=30, what="axe is done")
+            assert violations == "none"
+            assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+@needs_browser
 def test_a_key_is_asked_for_and_kept_nowhere(up: Up, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("alice:open-sesame-1\n")

@@ -237,6 +237,25 @@ def test_metrics_answer_while_the_engine_answers_nobody(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_client_that_takes_nothing_is_seen() -> None:
+    async def script(request: EngineRequest) -> None:
+        await request.send(STREAM_HEAD)
+        while True:
+            await request.send(chunk(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n' * 500))
+
+    async def main() -> None:
+        async with rig(script) as parts:
+            client = await parts.post(body=b'{"stream":true}', path="/v1/chat/completions")
+            await client.head()
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a read transport as well
+            await until(lambda: parts.app.relay.streams(time.monotonic())[0].blocked_s > 0.2)
+            seen = parts.app.relay.streams(time.monotonic())[0]
+            assert seen.phase == "decode" and seen.events > 0
+            assert parts.app.relay.cancel(seen.id) and not parts.app.relay.cancel("req_unknown")
+
+    run(main())
+
+
 async def timed(parts: Rig) -> float:
     started = time.monotonic()
     assert (await (await parts.get("/metrics")).answer()).status == 200
