@@ -19,6 +19,7 @@ from llamaops.core.workload import Ask, Workload, asks, warmup_asks
 
 Api = Literal["chat", "completions"]
 _STAGGER_S = 0.001  # between the first requests of a closed loop: at once, they would queue in the generator itself
+_PAUSE_S = 0.1  # after a failure: a closed loop on a dead server would spin
 clock = time.perf_counter
 """CLOCK_MONOTONIC on Linux: comparable between processes."""
 
@@ -37,6 +38,11 @@ class Server:
     api: Api = "chat"
     fixed_length: bool = True
     timeout_s: float | None = None
+
+    @property
+    def authority(self) -> str:
+        """Return host and port as a URL has them: an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ def request_bytes(server: Server, ask: Ask) -> bytes:
         body["prompt"] = ask.prompt
     data = json.dumps(body).encode()
     target = f"{server.path}/v1/{'chat/completions' if server.api == 'chat' else 'completions'}"
-    head = [f"POST {target} HTTP/1.1", f"Host: {server.host}:{server.port}", "Content-Type: application/json",
+    head = [f"POST {target} HTTP/1.1", f"Host: {server.authority}", "Content-Type: application/json",
             f"Content-Length: {len(data)}", "Accept: text/event-stream", "Connection: close"]
     if server.api_key:
         head.append(f"Authorization: Bearer {server.api_key}")
@@ -153,8 +159,8 @@ class _Sender:
         self.raws: list[Raw] = []
         self.on_done: Callable[[int], None] = lambda _count: None
 
-    async def __call__(self, ask: Ask, due: float) -> None:
-        """Send ``ask`` now; ``due`` is when it should have gone."""
+    async def __call__(self, ask: Ask, due: float) -> bool:
+        """Send ``ask`` now and tell whether an answer came; ``due`` is when it should have gone."""
         request, begun = request_bytes(self._server, ask), clock()
         stream = Stream(request)
         try:
@@ -172,6 +178,7 @@ class _Sender:
         self.raws.append(Raw(ask.index, ask.max_tokens, due, begun, stream.connected or None, ended, stream.status,
                              stream.pieces, failure))
         self.on_done(len(self.raws))
+        return failure is None
 
 
 async def _closed_loop(send: _Sender, requests: Iterator[Ask], workload: Workload, began: float) -> None:
@@ -180,7 +187,8 @@ async def _closed_loop(send: _Sender, requests: Iterator[Ask], workload: Workloa
     async def client(number: int) -> None:
         await asyncio.sleep(number * _STAGGER_S)
         while clock() < deadline and (ask := next(requests, None)) is not None:
-            await send(ask, clock())
+            if not await send(ask, clock()):
+                await asyncio.sleep(_PAUSE_S)
 
     await _together([client(number) for number in range(workload.concurrency)])
 

@@ -162,8 +162,9 @@ def _profile(target: Target) -> Iterator[tuple[str, int]]:
     argv = [sys.executable, "-m", "llamaops", "up", target.text, *sets, "--offline", "--no-build",
             "--log-level", "warning"]
     runtime = tempfile.mkdtemp(prefix="llo-")
+    private = {"XDG_RUNTIME_DIR": runtime, "XDG_STATE_HOME": runtime}  # its sockets and logs go with it
     try:
-        with _process(argv, os.environ | {"XDG_RUNTIME_DIR": runtime}, out=True) as (process, tail):
+        with _process(argv, os.environ | private, out=True) as (process, tail):
             assert process.stdout is not None
             url = process.stdout.readline().decode().strip()
             if not url:
@@ -249,7 +250,7 @@ def _named(server: Server) -> Server:
     import httpx
 
     headers = {"authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-    base = f"{'https' if server.tls else 'http'}://{server.host}:{server.port}{server.path}"
+    base = f"{'https' if server.tls else 'http'}://{server.authority}{server.path}"
     try:
         answer = httpx.get(f"{base}/v1/models", headers=headers, timeout=30)
     except httpx.HTTPError as exc:

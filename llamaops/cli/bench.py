@@ -103,7 +103,7 @@ def bench() -> None:
     """
 
 
-@bench.command()
+@bench.command(short_help="Put load on a target and print its figures (the default).")
 @click.argument("target")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
               help="Override one value of the profile. Repeatable.")
@@ -151,7 +151,7 @@ def run(target: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
     return EngineFailed.exit_code if measured.invalid else 0
 
 
-@bench.command()
+@bench.command(short_help="Run targets in turn and say what differs.")
 @click.argument("targets", nargs=-1, required=True, metavar="A B [C]...")
 @click.option("--pairs", type=click.IntRange(2, 100), default=8, show_default=True,
               help="Runs of each target; fewer than 4 give no verdict.")
@@ -198,7 +198,7 @@ def compare(targets: tuple[str, ...], pairs: int, keep: bool, as_json: bool, out
     return 0
 
 
-@bench.command()
+@bench.command(short_help="Draw JSON documents of runs and comparisons.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), default="report.html", show_default=True,
               help="The report to write.")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from llamaops.bench.load import Server
+from llamaops.bench.load import Server, request_bytes, run_load
 from llamaops.bench.noise import Noise
 from llamaops.bench.run import Conditions, Measured, bench
 from llamaops.bench.targets import parse_target
 from llamaops.core.figures import Figures, Slo, measure
 from llamaops.core.timing import Timing
-from llamaops.core.workload import Lengths, Workload
+from llamaops.core.workload import Ask, Lengths, Workload
 
 QUANTITIES = ("mean", "std", "p50", "p90", "p95", "p99", "max")
 STUB = Path(__file__).with_name("truth_stub.py")
@@ -82,3 +83,17 @@ def test_failures_are_counted_by_kind(switch: str, kind: str) -> None:
 def test_time_outs_are_failures() -> None:
     figures = run(stub("--prefill-ms", 2000), Workload(1, None, 1, None, 0), timeout_s=0.2).figures
     assert figures.failures == {"timeout": 1}
+
+
+def test_a_dead_server_is_not_hammered() -> None:
+    async def run_for_half_a_second() -> int:
+        server = Server("127.0.0.1", 9)  # discard: nobody listens
+        return len((await run_load(server, Workload(2, None, None, 0.5, 0))).timings)
+
+    assert 2 <= asyncio.run(run_for_half_a_second()) <= 14
+
+
+@pytest.mark.parametrize(("host", "authority"), [("::1", "[::1]:80"), ("a.example", "a.example:80")])
+def test_the_host_header_is_an_authority(host: str, authority: str) -> None:
+    request = request_bytes(Server(host, 80), Ask(0, 0.0, "hi", 3))
+    assert f"\r\nHost: {authority}\r\n".encode() in request
