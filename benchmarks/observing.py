@@ -2,9 +2,9 @@
 
     python benchmarks/observing.py [PID of a llama-server]
 
-Last result (2 vCPUs, EPYC Zen 4, under load): 1.7 µs a token with metrics (1.6 without the histogram, 0.1 for nothing
-at all); 1.6 ms a look at an engine of 11 threads, so 0.08 % of a CPU while requests run and 0.16 % while watched; 1.9 ms
-to name others among 100 processes, only where the decode CPUs are shared.
+Last result (2 vCPUs, EPYC Zen 4, under load): 1.7 µs a token with metrics, 1.6 without the histogram (0.1 for nothing
+at all is taken off); 1.6 ms a look at an engine of 11 threads, so 0.08 % of a CPU while requests run and 0.16 % while
+watched; 1.9 ms to name others among 100 processes, only where the decode CPUs are shared.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Sampler:
         self._gaps: deque[tuple[float, list[int]]] = deque(maxlen=64)
         self._events: dict[str, int] = {}
         self._processes: tuple[float, dict[int, ProcessReading]] = (0.0, {})
-        self._scraped_at = 0.0
+        self._scraped_at = self._asked_at = 0.0
         self._look = asyncio.Lock()
         self.reading: Reading | None = None
         self.window: Window | None = None
@@ -103,9 +103,12 @@ class Sampler:
         self._watched_until = time.monotonic() + WATCHED_FOR_S
 
     def _due_s(self) -> float | None:
-        if time.monotonic() < self._watched_until:
+        """Return in how long to look again, None while idle. A request that came and went in between counts, too."""
+        now, before = time.monotonic(), self._asked_at
+        self._asked_at = now
+        if now < self._watched_until:
             return WATCHED_EVERY_S
-        return BUSY_EVERY_S if self._relayed.streams(time.monotonic()) else None
+        return BUSY_EVERY_S if self._relayed.streams(now) or self._relayed.ended(before) else None
 
     async def run(self) -> None:
         """Look as long as there is something to see; runs until cancelled."""
