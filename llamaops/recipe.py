@@ -47,12 +47,17 @@ class EngineSource:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Build number (None: the tree tells), CMake flags, targets, and sources in the order they are tried."""
+    """Build number (None: the tree tells), CMake flags, targets, sources in the order they are tried, our patches."""
 
     build: int | None
     cmake: Cmake
     targets: tuple[str, ...]
     sources: tuple[EngineSource, ...]
+    patches: tuple[Path, ...] = ()
+
+    def patches_for(self, source: EngineSource) -> tuple[Path, ...]:
+        """Return what is changed in this source: nothing in a tree of the user's own."""
+        return () if source.kind == "path" else self.patches
 
 
 def load_recipe(environ: Mapping[str, str]) -> Recipe:
@@ -65,6 +70,7 @@ def load_recipe(environ: Mapping[str, str]) -> Recipe:
             cmake=table.get("cmake", {}),
             targets=tuple(table["targets"]),
             sources=tuple(_source(entry, path.parent) for entry in table["source"]),
+            patches=tuple((path.parent / name).resolve(strict=True) for name in table.get("patches", ())),
         )
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise BuildFailed("the engine recipe can't be read", where=str(path), why=f"{type(exc).__name__}: {exc}",
@@ -107,6 +113,7 @@ def fingerprint(recipe: Recipe, extra: Cmake, source: EngineSource) -> dict[str,
     """
     wanted = flags(recipe, extra)
     portable = wanted.get("GGML_NATIVE", "ON").upper() in ("OFF", "0", "FALSE", "NO")
+    patches = [hashlib.sha256(patch.read_bytes()).hexdigest() for patch in recipe.patches_for(source)]
     return {
         "how": HOW_BUILT,
         "build": recipe.build,
@@ -115,7 +122,7 @@ def fingerprint(recipe: Recipe, extra: Cmake, source: EngineSource) -> dict[str,
         "targets": list(recipe.targets),
         "machine": os.uname().machine,
         "cpu": "portable" if portable else cpu_features(),
-    }
+    } | ({"patches": patches} if patches else {})
 
 
 def key(fingerprint: Mapping[str, Any], compiler: str) -> str:

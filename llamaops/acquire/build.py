@@ -134,6 +134,8 @@ def _source_tree(job: _Job, progress: Progress) -> Path:
         archive = _fetch(job, progress)
         shutil.rmtree(tree, ignore_errors=True)
         _unpack(archive, job.source.folder, tree)
+        for patch in job.recipe.patches_for(job.source):
+            _apply(patch, tree, job)
         unpacked.touch()
     return _checked_tree(tree, job)
 
@@ -209,6 +211,20 @@ def _unpack(archive: Path, folder: str, tree: Path) -> None:
         raise BuildFailed("the engine source can't be unpacked", where=str(archive), why=str(exc)) from exc
     partial.mkdir(exist_ok=True)
     partial.replace(tree)
+
+
+def _apply(patch: Path, tree: Path, job: _Job) -> None:
+    path = job.environ.get("PATH")
+    if tool := shutil.which("patch", path=path):
+        argv = [tool, "--strip=1", "--batch", "--forward", "--fuzz=0", f"--input={patch}"]
+    elif tool := shutil.which("git", path=path):
+        argv = [tool, "apply", str(patch)]
+    else:
+        raise BuildFailed("can't build the engine: patch not found", where=f"PATH={path}",
+                          fix="install patch or git   (or set engine.path to a llama-server)")
+    done = run(argv, env=_build_env(job, tree), cwd=tree, log=job.log, cancel=job.cancel)
+    if done.code:
+        raise _failed(job, f"{patch.name} does not fit the engine's source", done.tail)
 
 
 def _configure(job: _Job, tree: Path) -> None:

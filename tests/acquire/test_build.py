@@ -373,3 +373,53 @@ def test_the_shipped_recipe_is_pinned() -> None:
     assert all(source.kind == "path" or source.sha256 for source in shipped.sources)
     tools = {target.removeprefix("llama-") for target in shipped.targets}
     assert tools >= {"server", "quantize", "bench", "imatrix", "perplexity"}
+
+
+PATCH = """\
+Why: for the test.
+
+--- a/CMakeLists.txt
++++ b/CMakeLists.txt
+@@ -1,2 +1,3 @@
+ cmake_minimum_required(VERSION 3.14)
++message(STATUS "patched it is")
+ project(tiny C)
+"""
+
+
+def patched(recipe: Path, tmp_path: Path, patch: str) -> Path:
+    """Turn the recipe's tree into an archive and let the recipe patch it."""
+    archive = tmp_path / "engine.tar.gz"
+    if not archive.exists():
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(tmp_path / "tree", "engine-7")
+    (tmp_path / "ours.patch").write_text(patch)
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    head, _, _ = recipe.read_text().partition("[[source]]")
+    head = head.replace("build = 7", 'build = 7\npatches = ["ours.patch"]', "patches" not in head)
+    recipe.write_text(f'{head}[[source]]\nkind = "url"\nurl = "{archive.as_uri()}"\nsha256 = "{digest}"\n')
+    return recipe
+
+
+@pytest.mark.parametrize("tool", ["patch", "git"])
+def test_our_patches_change_what_is_built_and_its_key(recipe: Path, tmp_path: Path, tool: str) -> None:
+    if shutil.which(tool) is None:
+        pytest.skip(f"needs {tool}")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("cmake", "make", "cc", "c++", "as", "ld", "ar", "ranlib", "nice", "setpriv", "uname", "sh", tool):
+        if where := shutil.which(name):
+            (tools / name).symlink_to(where)
+    where = environ(patched(recipe, tmp_path, PATCH), PATH=str(tools))
+    cache = tmp_path / "cache"
+    made = build.build_engine(SECTION, cache, NoProgress(), where)
+    assert "patched it is" in (Path(made.path).parent.parent / "build.log").read_text()
+    assert find_engine(SECTION, cache, where) is not None
+    patched(recipe, tmp_path, PATCH.replace("patched it is", "patched anew"))
+    assert find_engine(SECTION, cache, where) is None, "another patch, another engine"
+
+
+def test_a_patch_that_does_not_fit_is_named(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match=r"ours\.patch does not fit"):
+        make(patched(recipe, tmp_path, PATCH.replace(" project(tiny C)", " project(other C)")), tmp_path / "cache")
+    assert builds(tmp_path / "cache") == []
