@@ -1,0 +1,23 @@
+"""The articles' load tests, short: nobody is turned away, nobody waits for ever. Whole: benchmarks/load.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from running import ROOT
+
+
+@pytest.mark.usefixtures("model_path")
+def test_many_connections_all_get_their_answers() -> None:
+    short = ["--burst-s", "4", "--long-s", "3", "--connections", "20", "--max-tokens", "4", "--json"]
+    script = str(ROOT / "benchmarks" / "load.py")
+    done = subprocess.run([sys.executable, script, *short], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert [r["failures"] for r in results] == [0, 0]
+    assert all(r["answers"] >= r["connections"] for r in results)
+    # Twice is what a quiet machine keeps; a test runs beside others.
+    assert all(r["ratio"] < 6 for r in results), results
