@@ -77,7 +77,7 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     results = []
     # A client without a key counts to the key of nobody: all of them together need the places.
-    with serving(up(port, serve__queue__per_key=max(args.connections, args.clients)), port):
+    with serving(up(port), port):
         asyncio.run(load(url, "warm", 2, 0.1, 4))
         loads = (("burst", args.connections, args.burst_s), ("long", args.clients, args.long_s))
         for name, connections, seconds in loads:

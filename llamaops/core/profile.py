@@ -144,7 +144,8 @@ class QueueSection(Section):
     """How many requests may wait and how long."""
 
     depth: Whole = Field(default=64, ge=0, le=10**6, description="Requests that may wait; one more gets 429.")
-    per_key: Whole = Field(default=8, ge=1, le=10**6, description="Requests one API key may have running and waiting.")
+    per_key: Whole = Field(default=8, ge=1, le=10**6,
+                           description="Requests one API key may have waiting; without keys only depth counts.")
     timeout_s: Number = Field(default=600, gt=0, le=10**7, description="Longest wait in the queue, seconds; then 504.")
 
 

@@ -69,7 +69,10 @@ class Admission:
         return self._waiting
 
     def enter(self, key: str, client: str) -> Place:
-        """Take a place: admitted at once where a slot is free, else in the queue. Raises QueueFull."""
+        """Take a place: admitted at once where a slot is free, else in the queue. Raises QueueFull.
+
+        The limit for each key is for named keys: clients without one (``""``) are many, not one that asks too much.
+        """
         place = Place(key, client, self._clock(), asyncio.get_running_loop().create_future())
         if len(self._running) < self._slots and not self._waiting:
             self._start(place)
@@ -77,7 +80,7 @@ class Admission:
         clients = self._lines.get(key, {})
         if self._waiting >= self._depth:
             raise QueueFull("queue", self._depth, self.retry_after_s())
-        if sum(map(len, clients.values())) >= self._per_key:
+        if key and sum(map(len, clients.values())) >= self._per_key:
             raise QueueFull("key", self._per_key, self.retry_after_s())
         self._lines.setdefault(key, {}).setdefault(client, deque()).append(place)
         self._waiting += 1

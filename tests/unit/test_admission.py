@@ -138,3 +138,16 @@ def test_no_slot_is_lost_and_none_is_given_twice(steps: list[tuple[str, str, boo
         assert (admission.running, admission.waiting, admission._lines) == (0, 0, {})
 
     inside(body)
+
+
+def test_clients_without_keys_share_no_limit_but_the_depth() -> None:
+    async def main() -> None:
+        admission = Admission(slots=1, depth=5, per_key=2)
+        for client in ("a", "a", "a", "b", "b", "b"):
+            admission.enter("", client)
+        assert (admission.running, admission.waiting) == (1, 5)
+        with pytest.raises(QueueFull) as full:
+            admission.enter("", "c")
+        assert full.value.scope == "queue"
+
+    asyncio.run(main())
