@@ -5,9 +5,9 @@
 Needs root (to lift the measuring client, to place the noise, and to drop privileges for one side), stress-ng, and a
 checkout and Python that other users can read. Three arrangements: noise in the same session, in another session
 (autogroup), and server and noise each in a cgroup of its own, as services are. Runs of the sides are interleaved; every
-run starts its server anew. In each run a client at SCHED_FIFO 99 measures first, so that its waiting is not counted,
-then an ordinary one. The quiet rows come first. Prints, for each side, the median and the worst run: tokens per second
-and the 99th percentile of the gap between events.
+run starts its server anew. Two clients stream side by side in each run: one at SCHED_FIFO 99, so that its own waiting
+is not counted, and an ordinary one. The quiet rows come first. Prints, for each side, the median and the worst run:
+tokens per second of one stream and the 99th percentile of the gap between events.
 """
 
 from __future__ import annotations
@@ -73,12 +73,21 @@ def client(port: int, seconds: float) -> None:
     print(json.dumps(times))
 
 
-def measure(port: int, seconds: float, high: bool) -> Result:
-    """Run the client and reduce what it saw."""
-    wrap = ["chrt", "-f", "99"] if high else []
-    done = subprocess.run([*wrap, sys.executable, __file__, "--client", str(port), str(seconds)], check=True, text=True,
-                          stdout=subprocess.PIPE, timeout=seconds + 120)
-    times = json.loads(done.stdout)
+def measure(port: int, seconds: float) -> tuple[Result, Result]:
+    """Run two clients side by side, one at SCHED_FIFO 99 and an ordinary one, and reduce what each saw."""
+    argv = [sys.executable, __file__, "--client", str(port), str(seconds)]
+    high, ordinary = (subprocess.Popen([*wrap, *argv], stdout=subprocess.PIPE, text=True)
+                      for wrap in (["chrt", "-f", "99"], []))
+    return seen_by(high, seconds), seen_by(ordinary, seconds)
+
+
+def seen_by(client: subprocess.Popen[str], seconds: float) -> Result:
+    """Wait for a client and reduce the arrival times that it prints."""
+    return reduce(json.loads(client.communicate(timeout=seconds + 120)[0]), seconds)
+
+
+def reduce(times: list[float], seconds: float) -> Result:
+    """Turn arrival times into a rate and the 99th percentile of the gaps; hardly any event is one long gap."""
     gaps = sorted(b - a for a, b in itertools.pairwise(times))
     if len(gaps) < 3:
         return Result(len(times) / seconds, 1000 * seconds)
@@ -138,7 +147,7 @@ def one_run(side: str, where: str | None, engine: str, model: str, seconds: floa
     with cgroup("server") if where == "cgroup" else contextlib.nullcontext([]) as enter:
         argv = [*enter, *command(side, port, engine, model)]
         with serving(argv, port, user=user, new_session=where != "session"), around:
-            return measure(port, seconds, True), measure(port, seconds, False)
+            return measure(port, seconds)
 
 
 def row(name: str, runs: list[tuple[Result, Result]]) -> str:
