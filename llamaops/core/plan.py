@@ -102,7 +102,7 @@ def plan(profile: Profile, host: Host, model: Model | None, engine: Engine | Non
     choice = _choose(profile, host, usable, found, least_bytes(model, context), policy, findings)
     placement = _place(profile, host, policy, choice, usable, engine, findings)
     serving, memory = _serve(profile, host, model, placement, context, calibration, findings)
-    _general_notes(profile, host, findings)
+    _general_notes(host, memory, findings)
     if profile.placement.strict:
         _refuse_degraded(findings.notes)
     return Plan(placement, serving, memory, usable, found, tuple(findings.reasons), tuple(findings.notes))
@@ -189,12 +189,13 @@ def _prompt_cache_mib(profile: Profile, host: Host, model: Model | None, context
     return auto_prompt_cache_mib(model, context, available)
 
 
-def _general_notes(profile: Profile, host: Host, findings: Findings) -> None:
+def _general_notes(host: Host, memory: Memory, findings: Findings) -> None:
     if host.hypervisor:
         findings.info("virtual-machine", "a hypervisor is below this machine: cores and caches may be invented, and "
                       "the host may give CPUs to others")
     limit = host.rights.memlock_limit
-    if profile.memory.lock and limit is not None:
+    enough = memory.weights_bytes > 0 and limit is not None and limit >= memory.total_bytes
+    if memory.lock and limit is not None and not enough:
         findings.risk("memlock-limited", f"memory.lock is asked for and RLIMIT_MEMLOCK is {limit // 1024} KiB: what is "
                       "beyond it is not locked (systemd: LimitMEMLOCK=infinity, Docker: --ulimit memlock=-1)")
     if "setpriv" not in host.tools and host.system == "linux":

@@ -12,7 +12,7 @@ from llamaops.core.memory import MIB, Sizes, auto_prompt_cache_mib, available_me
 from llamaops.core.model import Model
 from llamaops.core.plan import plan
 from llamaops.core.profile import parse_profile
-from llamaops.core.topology import Cgroup, Host
+from llamaops.core.topology import Cgroup, Host, Rights
 from llamaops.errors import WrongProfile
 
 SMOL = Model(path="/m/smol.gguf", size_bytes=98_000_000, architecture="llama", quant="Q4_1", parameters=134_515_008,
@@ -30,6 +30,8 @@ MEASURED = [  # resident MiB under load of a 1200-token prompt, without prompt c
     (SMOL, Sizes(4, 4096, 512, "f16", "f16", 0), 505),
     (SMOL, Sizes(1, 4096, 64, "q8_0", "q8_0", 0), 179),
     (QWEN, Sizes(1, 4096, 64, "f16", "f16", 0, mmap=False), 497),
+    (QWEN, Sizes(1, 4096, 128, "f16", "f16", 0, mmap=False), 499),
+    (QWEN, Sizes(2, 4096, 16, "q8_0", "q8_0", 0, mmap=False), 495),
     (QWEN, Sizes(4, 2048, 24, "q8_0", "q8_0", 0, mmap=False), 498),
 ]
 
@@ -105,3 +107,13 @@ def test_a_sliding_window_has_few_checkpoints_and_they_are_counted():
     with_window, without = (sum_memory(model, sizes, None, lock=False) for model in (gemma, SMOL))
     assert (with_window.checkpoints, without.checkpoints) == (4, None)
     assert with_window.kv_bytes - without.kv_bytes == 4 * 4 * kv_bytes(SMOL, 576, "f16", "f16")
+
+
+@pytest.mark.parametrize(("limit", "noted"), [(None, False), (8 * MIB, True), (400 * MIB, True), (4096 * MIB, False)])
+def test_a_lock_that_the_limit_cuts_short_is_noted(limit, noted):
+    cpus = CpuSet([0, 1])
+    host = Host(online=cpus, affinity=cpus, mem_available=8192 * MIB, rights=Rights(memlock_limit=limit))
+    profile = parse_profile("model: {source: 'path:/m/qwen.gguf'}\nmemory: {lock: true}", stem="q", base=Path("/"),
+                            environ={})
+    notes = {note.code for note in plan(profile, host, QWEN, None).notes}
+    assert ("memlock-limited" in notes) is noted
