@@ -19,9 +19,9 @@ PROFILE = str(ROOT / "examples" / "quickstart.yaml")
 LLAMAOPS = [str(Path(sys.executable).with_name("llamaops"))]
 
 
-def ask(*words: str) -> str:
-    """Run llamaops and return what it prints."""
-    return subprocess.run([*LLAMAOPS, *words], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+def ask(*words: str, env: Mapping[str, str] | None = None) -> str:
+    """Run llamaops, with the environment of a running instance where given, and return what it prints."""
+    return subprocess.run([*LLAMAOPS, *words], check=True, stdout=subprocess.PIPE, text=True, env=env).stdout.strip()
 
 
 def free_port() -> int:
@@ -53,20 +53,24 @@ def healthy(port: int, *paths: str) -> bool:
 
 @contextlib.contextmanager
 def serving(argv: Sequence[str], port: int, *, every_s: float = 0.05, user: int | None = None,
-            new_session: bool = False, env: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Run a server from here until it answers, and stop it at the end; its sockets and logs lie in its own folder."""
+            new_session: bool = False) -> Iterator[dict[str, str]]:
+    """Run a server from here until it answers, yield its environment, and stop it at the end.
+
+    Its sockets and logs lie in a folder of its own.
+    """
     runtime = tempfile.mkdtemp(prefix="llo-")
     if user is not None:
         os.chown(runtime, user, user)
     homes = {"XDG_RUNTIME_DIR": runtime, "XDG_STATE_HOME": runtime} | ({"HOME": runtime} if user is not None else {})
-    process = subprocess.Popen(argv, env={**os.environ, **homes, **(env or {})}, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=new_session)
+    env = {**os.environ, **homes}
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=new_session)
     try:
         while not healthy(port):
             if process.poll() is not None:
                 sys.exit(f"the server ended with {process.returncode}: {' '.join(argv)}")
             time.sleep(every_s)
-        yield
+        yield env
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

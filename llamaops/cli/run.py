@@ -52,6 +52,9 @@ def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bo
         from llamaops.cli.plan import plan
 
         return int(ctx.invoke(plan, profile=profile, overrides=overrides) or 0)
+    import gc
+
+    gc.disable()  # imports make no garbage, and looking for it costs a start some 10 ms; the service turns it on again
     from llamaops.cli import serving
 
     options = serving.Options(profile, overrides, may_build=not no_build, offline=offline,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -165,6 +166,8 @@ class Service:
                              status=lambda: page_status(self.status()))
         self._observer = self._observe(self._app)
         server = make_server(self._app, self._sock)
+        gc.freeze()  # what is there now stays: no collection need ever walk it while tokens wait
+        gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
         helpers = [asyncio.create_task(work) for work in (
             self._tell_ready(), self._check_threads(), self._watchdog(), self._observer.run())]
