@@ -31,6 +31,7 @@ from llamaops.deploy import container
 from llamaops.deploy.compose import render_compose
 from llamaops.deploy.container import BASELINES, best_baseline, portable_profile, variables
 from llamaops.deploy.kubernetes import advice, render_kubernetes, resource_name
+from llamaops.deploy.systemd import render_unit
 from llamaops.deploy.yaml_template import dump
 from llamaops.errors import UsageError, WrongProfile
 from llamaops.host import probe_host
@@ -90,6 +91,13 @@ def kubernetes(case: str) -> dict[str, str]:
                              overrides=overrides)
 
 
+@functools.cache
+def unit(case: str) -> str:
+    profile, _, decided, host, model, _ = planned(case)
+    return render_unit(profile, decided, executable="/bin/true", profile_path="/etc/llamaops/q.yaml", user=False,
+                       systemd_version=252, offline=model is not None, cgroup_version=host.cgroup.version)
+
+
 def service(case: str) -> dict[str, Any]:
     return yaml.safe_load(compose(case)["compose.yaml"])["services"]["llamaops"]
 
@@ -109,12 +117,14 @@ def threads(words: list[str]) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["compose", "k8s"])
+@pytest.mark.parametrize("kind", ["compose.yaml", "k8s.yaml", "service"])
 def test_files_are_as_agreed(case: str, kind: str) -> None:
     """After a wanted change: LLAMAOPS_WRITE_GOLDEN=1 pytest tests/deploy, and read the difference."""
-    rendered = compose(case) if kind == "compose" else kubernetes(case)
+    rendered = compose(case) if kind == "compose.yaml" else kubernetes(case)
     text = "".join(f"#=== {name}\n{content}" for name, content in rendered.items() if name.endswith(".yaml"))
-    path = GOLDEN / f"{case}.{kind}.yaml"
+    if kind == "service":
+        text = unit(case)
+    path = GOLDEN / f"machine-{case}.{kind}" if kind == "service" else GOLDEN / f"{case}.{kind}"
     if os.environ.get("LLAMAOPS_WRITE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
@@ -130,6 +140,16 @@ def test_the_image_is_as_agreed(baseline: str) -> None:
 
 
 # ---- the formats
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_to_say_to_any_of_them(tmp_path: Path) -> None:
+    paths = [tmp_path / f"llamaops-{case}.service" for case in CASES]
+    for path, case in zip(paths, CASES, strict=True):
+        path.write_text(unit(case))
+    answer = subprocess.run(["systemd-analyze", "verify", *paths], capture_output=True, text=True, timeout=60,
+                            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_compose_accepts_it(case: str) -> None:
