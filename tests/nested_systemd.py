@@ -38,9 +38,6 @@ mount -t tmpfs -o size=1g box /mnt
 mkdir /mnt/up /mnt/work /mnt/root
 root=/mnt/root
 mount -t overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work overlay $root
-for path in $NEEDED; do
-    [ -e "$root$path" ] || { mkdir -p "$root$path"; mount -o bind,ro "$path" "$root$path"; }
-done
 mount -t proc proc $root/proc
 mount -o bind,ro $root/proc/sys $root/proc/sys
 mount -t sysfs -o ro sysfs $root/sys
@@ -67,6 +64,9 @@ ln -s /proc/self/fd $root/dev/fd
 for folder in run tmp var/tmp; do mount -t tmpfs tmpfs $root/$folder; done
 chmod 755 $root/run
 chmod 1777 $root/tmp $root/var/tmp
+for path in $NEEDED; do
+    [ -e "$root$path" ] || { mkdir -p "$root$path"; mount -o bind,ro "$path" "$root$path"; }
+done
 ip link set lo up
 for unit in tmpfiles-setup tmpfiles-setup-dev tmpfiles-clean udevd sysctl modules-load; do
     ln -sf /dev/null $root/etc/systemd/system/systemd-$unit.service
