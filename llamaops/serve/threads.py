@@ -39,7 +39,9 @@ def set_relay_priority(placement: Placement) -> list[Note]:
             notes.append(Note("degraded", "drift-relay-nice",
                               f"the relay could not take niceness {placement.relay_nice}: {exc.strerror}"))
     notes += _set_relay_policy(placement)
-    notes += _set_autogroup(os.getpid(), placement.autogroup_nice, "the relay's session")
+    # A session that a shell leads holds what else was started there: that would be lifted against the engine too.
+    if os.getsid(0) == os.getpid():
+        notes += _set_autogroup(os.getpid(), placement.autogroup_nice, "the relay's session")
     if placement.housekeeping_cpus:
         try:
             for task in _tasks(os.getpid()):

@@ -98,3 +98,27 @@ def test_the_relay_takes_its_priority_for_all_its_threads() -> None:
         done.set()
     """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
+@pytest.mark.parametrize(("leads", "nice"), [(True, 5), (False, 0)])
+def test_only_a_session_of_our_own_is_lifted(leads: bool, nice: int) -> None:
+    """What else was started from one terminal must not be lifted against the engine."""
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from llamaops.core.plan import Placement
+        from llamaops.serve.threads import set_relay_priority
+
+        plan = Placement(threads=1, threads_batch=1, cpus=None, batch_cpus=None, housekeeping_cpus=None, policy="other",
+                         rt_priority=None, nice=None, autogroup_nice=5, weight=None, relay_nice=None, spin=1000,
+                         numa=None, mem_nodes=None)
+        if sys.argv[1] == "shared" and os.fork():  # the leader waits, its child does not lead
+            os.wait()
+            sys.exit()
+        assert set_relay_priority(plan) == []
+        print(Path("/proc/self/autogroup").read_text().split()[-1])
+    """
+    words = [sys.executable, "-c", code, "alone" if leads else "shared"]
+    done = subprocess.run(words, check=True, timeout=30, start_new_session=True, capture_output=True, text=True)
+    assert int(done.stdout) == nice
