@@ -119,7 +119,7 @@ def test_more_slots_after_a_reload_admit_who_waits() -> None:
     inside(body)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("12"), st.booleans()), max_size=25), st.integers(1, 3))
 def test_no_slot_is_lost_and_none_is_given_twice(steps: list[tuple[str, str, bool]], slots: int) -> None:
     def body() -> None:

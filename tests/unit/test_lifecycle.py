@@ -229,7 +229,7 @@ def choose(world: World, number: int) -> life.Event:
     return STOP if number == 0 else events[number % len(events)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(STEPS)
 def test_no_sequence_of_events_breaks_the_promises(steps: list[tuple[int, float]]) -> None:
     world = World()

@@ -214,7 +214,7 @@ SECTIONS = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(hosts(), SECTIONS)
 def test_every_plan_stays_inside_the_machine_and_is_a_plan_of_itself(host: Host, section: PlacementSection):
     profile = Profile(name="x", model=ModelSection(source="path:/m"), placement=section)

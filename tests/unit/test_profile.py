@@ -304,7 +304,7 @@ def nested(entries: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=3))
 def test_any_values_parse_or_are_refused(entries: list[tuple[str, Any]]) -> None:
     text = yaml.safe_dump(nested(entries), allow_unicode=True)
@@ -314,7 +314,7 @@ def test_any_values_parse_or_are_refused(entries: list[tuple[str, Any]]) -> None
         assert exc.detail
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.text(alphabet="model: {}[]&*!|>-'\"\n\t#%@$,?.abc01", max_size=60))
 def test_any_text_parses_or_is_refused(text: str) -> None:
     try:

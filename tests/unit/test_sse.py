@@ -68,7 +68,7 @@ PARTS = st.sampled_from([
 STREAMS = st.lists(PARTS, max_size=30).map(b"".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(STREAMS, st.lists(st.integers(0, 90), max_size=12))
 def test_any_cut_gives_the_events_of_the_standard(stream: bytes, cuts: list[int]) -> None:
     at = sorted({min(c, len(stream)) for c in cuts})
@@ -76,7 +76,7 @@ def test_any_cut_gives_the_events_of_the_standard(stream: bytes, cuts: list[int]
     assert decode(pieces) == slowly(stream)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(STREAMS)
 def test_at_a_boundary_another_event_stands_alone_and_elsewhere_after_a_blank_line(stream: bytes) -> None:
     decoder = SSEDecoder()

@@ -15,7 +15,7 @@ from llamaops.core.stats import Ratio, drift, jitter, paired_ratio, quantile, su
 values = st.lists(st.floats(0.001, 1e6), min_size=2, max_size=40)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(values)
 def test_quantiles_are_those_of_the_standard_library(sample: list[float]) -> None:
     ordered = sorted(sample)
@@ -24,7 +24,7 @@ def test_quantiles_are_those_of_the_standard_library(sample: list[float]) -> Non
         assert quantile(ordered, percent / 100) == pytest.approx(cuts[percent - 1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(values)
 def test_a_summary_holds_together(sample: list[float]) -> None:
     s = summarize(sample)

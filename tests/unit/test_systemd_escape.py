@@ -106,7 +106,7 @@ WORDS = PRINTABLE | HOSTILE | st.sampled_from([
 PROGRAMS = st.builds("/{}x".format, WORDS.map(lambda word: re.sub(r"[\"'\\]", "", word)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(PROGRAMS, st.lists(WORDS, max_size=4))
 @example("/opt/a$HOME/b", ["$HOME", "%i"])
 @example("/opt/my (llama) %h;/b", [";", "a", ";"])
@@ -114,14 +114,14 @@ def test_systemd_runs_what_was_escaped(program: str, arguments: list[str]) -> No
     assert run_by_systemd(escape_exec([program, *arguments])) == (program, arguments)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(WORDS)
 def test_one_value_stays_one_word(text: str) -> None:
     (word,) = read_words(escape_value(f"K={text}"))
     assert word is not None and specifiers(word) == f"K={text}"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(WORDS)
 def test_one_path_stays_one_path(text: str) -> None:
     path = f"/{text}"

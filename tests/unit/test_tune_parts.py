@@ -117,7 +117,7 @@ def test_who_wins(costs: dict[str, list[float]], won: str) -> None:
     assert winner(costs, "start") == won
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(0.5, 2), min_size=2, max_size=5), st.integers(0, 99))
 def test_a_race_ends_within_a_few_percent_of_the_best(true: list[float], seed: int) -> None:
     rng = random.Random(seed)
