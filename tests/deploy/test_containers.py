@@ -21,7 +21,7 @@ import kubernetes_validate
 import pytest
 import ruamel.yaml
 import yaml
-from unit.test_placement import SMALL, expand
+from hosts.test_placement import SMALL, expand
 
 from llamaops.core.model import Model
 from llamaops.core.plan import Plan, plan

@@ -22,7 +22,7 @@ from llamaops.errors import LlamaopsError, NotPermitted, WrongProfile
 from llamaops.host import TOOLS, probe_host
 
 HERE = Path(__file__).parent
-HOSTS = sorted((HERE.parent / "hosts").glob("*.yaml"))
+HOSTS = sorted(HERE.glob("*.yaml"))
 SMALL = Model(path="/m/small.gguf", size_bytes=98_000_000, architecture="llama", quant="Q4_1", parameters=134_515_008,
               layers=30, embedding=576, heads=9, kv_heads=3, head_dim_k=64, head_dim_v=64, feed_forward=1536,
               vocab=49152,
