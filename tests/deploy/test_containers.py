@@ -117,12 +117,12 @@ def threads(words: list[str]) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["compose.yaml", "k8s.yaml", "service"])
+@pytest.mark.parametrize("kind", ["compose.yaml", "k8s.yaml", "unit.service"])
 def test_files_are_as_agreed(case: str, kind: str) -> None:
     """After a wanted change: LLAMAOPS_WRITE_GOLDEN=1 pytest tests/deploy, and read the difference."""
     rendered = compose(case) if kind == "compose.yaml" else kubernetes(case)
     text = "".join(f"#=== {name}\n{content}" for name, content in rendered.items() if name.endswith(".yaml"))
-    if kind == "service":
+    if kind == "unit.service":
         text = unit(case)
     path = GOLDEN / f"machine-{case}.{kind}" if kind == "service" else GOLDEN / f"{case}.{kind}"
     if os.environ.get("LLAMAOPS_WRITE_GOLDEN"):
