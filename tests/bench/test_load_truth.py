@@ -1,4 +1,8 @@
-"""The generator against a server that stamps its own sends: every figure within 1 ms or 1 % of what really happened."""
+"""The generator against a server that stamps its own sends: every figure within 1 ms or 1 % of what really happened.
+
+A machine that stops its processes now and then (other work, a busy hypervisor) delays the generator and the server by
+as much. A sleeper beside each run sees that, and what it saw is added to what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,9 +48,29 @@ def truth(path: Path, warmup: int) -> Figures:
     return measure(timings, window, Slo(100, 50))
 
 
-def close(seen: float | None, true: float | None) -> bool:
+def close(seen: float | None, true: float | None, machine_ms: float) -> bool:
     assert seen is not None and true is not None
-    return abs(seen - true) <= max(1.0, 0.01 * abs(true))
+    return abs(seen - true) <= max(1.0, 0.01 * abs(true)) + machine_ms
+
+
+SLEEPER = """
+import os, sys, threading, time
+threading.Thread(target=lambda: (sys.stdin.read(), print(1e3 * worst), sys.stdout.flush(), os._exit(0))).start()
+worst = 0.0
+while True:
+    began = time.perf_counter()
+    time.sleep(0.002)
+    worst = max(worst, time.perf_counter() - began - 0.002)
+"""
+
+
+@contextlib.contextmanager
+def delays() -> Iterator[list[float]]:
+    """Yield a list that holds, afterwards, the longest time in ms that a sleeper overslept."""
+    seen: list[float] = []
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sleeper:
+        yield seen
+        seen.append(float(sleeper.communicate()[0]))
 
 
 @pytest.fixture
@@ -74,30 +99,33 @@ def test_every_figure_is_the_truth(tmp_path: Path, streams: int) -> None:
 def differences(folder: Path, streams: int) -> list[tuple[str, object, object]]:
     """Return the figures of one run that are not what the server did: name, seen, true."""
     workload = Workload(streams, None, max(2 * streams, 6), None, 1, Lengths(8), Lengths(20, 10, uniform=True))
-    seen = run(stub("--truth", folder, "--token-ms", 20), workload).figures
-    true = truth(folder, 1)
+    with delays() as overslept:
+        seen = run(stub("--truth", folder, "--token-ms", 20), workload).figures
+    true, machine_ms = truth(folder, 1), overslept[0]
     found = [(name, getattr(seen, name), getattr(true, name))
              for name in ("sent", "ok", "good", "output_tokens", "prompt_tokens")
              if getattr(seen, name) != getattr(true, name)]
     for name in ("ttft", "itl", "tpot", "e2e"):
         a, b = getattr(seen, name), getattr(true, name)
         found += [(f"{name}.{q}", getattr(a, q), getattr(b, q)) for q in QUANTITIES
-                  if not close(getattr(a, q), getattr(b, q))]
+                  if not close(getattr(a, q), getattr(b, q), machine_ms)]
     found += [(name, getattr(seen, name), getattr(true, name)) for name in ("jitter_ms", "longest_stall_ms")
-              if not close(getattr(seen, name), getattr(true, name))]
+              if not close(getattr(seen, name), getattr(true, name), machine_ms)]
+    slack = 0.01 + machine_ms / 1e3 / seen.window_s
     return found + [(name, getattr(seen, name), getattr(true, name))
                     for name in ("output_tokens_per_s", "requests_per_s")
-                    if getattr(seen, name) != pytest.approx(getattr(true, name), rel=0.01)]
+                    if getattr(seen, name) != pytest.approx(getattr(true, name), rel=slack)]
 
 
 def test_open_loop_keeps_its_arrivals() -> None:
     workload = Workload(1, 40.0, None, 1.0, 0, Lengths(8), Lengths(4))
-    measured = run(stub("--prefill-ms", 200, "--stall-ms", 0), workload)
+    with delays() as overslept:
+        measured = run(stub("--prefill-ms", 200, "--stall-ms", 0), workload)
     figures = measured.figures
     assert figures.ok == figures.sent > 20
-    assert figures.late is not None and figures.late.p95 < 5
-    # Each answer takes a quarter of a second: a closed loop of one client could not have sent more than 4.
-    assert max(t.begun for t in measured.timings) - min(t.begun for t in measured.timings) < 1.1
+    assert figures.late is not None and figures.late.p95 < 5 + overslept[0]
+    # Each answer takes a quarter of a second: a closed loop of one client would take that for each of them.
+    assert max(t.begun for t in measured.timings) - min(t.begun for t in measured.timings) < 0.25 * figures.sent / 2
 
 
 @pytest.mark.parametrize(("switch", "kind"), [("status", "status 503"), ("drop", "disconnected"),
