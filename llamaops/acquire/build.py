@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import tarfile
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamaops import recipe as recipes
-from llamaops.cache import disk_trouble_is, is_locked, locked, make_folder, require_room, sha256_of, write_json
-from llamaops.child import CancelledError, run
+from llamaops.cache import disk_trouble_is, is_locked, locked, make_folder, require_room, write_json
+from llamaops.child import run
 from llamaops.core.engine import Engine
 from llamaops.core.progress import Bar, Progress
 from llamaops.engine_binary import read_engine
-from llamaops.errors import BuildFailed, EngineUnavailable, LlamaopsError, TryAgain, Unavailable
-from llamaops.pip_download import pip_download
+from llamaops.engine_source import SourceMissingError, fetch_archive, unpack
+from llamaops.errors import BuildFailed, EngineUnavailable, LlamaopsError
 from llamaops.recipe import EngineSource, Recipe, load_recipe
 from llamaops.toolchain import Toolchain, find_toolchain
 
@@ -80,16 +78,10 @@ def build_engine(
     for source in recipe.sources:
         try:
             return _build(_job(recipe, source, tools, section, cache, environ, cancel, jobs), progress)
-        except _SourceMissingError as exc:
+        except SourceMissingError as exc:
             failed = exc.cause
             progress.say(f"source {source.kind}:{source.where} can't be had: {failed.what}")
     raise failed or BuildFailed("the engine recipe names no source", where="vendor/llama.cpp.toml")
-
-
-class _SourceMissingError(Exception):
-    def __init__(self, cause: LlamaopsError) -> None:
-        super().__init__(cause.what)
-        self.cause = cause
 
 
 def _job(
@@ -131,9 +123,9 @@ def _source_tree(job: _Job, progress: Progress) -> Path:
     unpacked = job.work / "unpacked"
     tree = job.work / "source"
     if not unpacked.exists():
-        archive = _fetch(job, progress)
+        archive = fetch_archive(job.source, job.engines.parent, job.environ, progress, job.cancel)
         shutil.rmtree(tree, ignore_errors=True)
-        _unpack(archive, job.source.folder, tree)
+        unpack(archive, job.source.folder, tree)
         for patch in job.recipe.patches_for(job.source):
             _apply(patch, tree, job)
         unpacked.touch()
@@ -145,72 +137,6 @@ def _checked_tree(tree: Path, job: _Job) -> Path:
         raise BuildFailed("the engine source has no CMakeLists.txt", where=str(tree),
                           why=f"folder {job.source.folder!r} of {job.source.kind}:{job.source.where}")
     return tree
-
-
-def _fetch(job: _Job, progress: Progress) -> Path:
-    """Return the verified archive, kept in the cache so that a build with other flags needs no second download."""
-    source = job.source
-    kept = job.engines.parent / "downloads" / f"{source.sha256}.tar.gz"
-    if kept.exists() and sha256_of(kept) == source.sha256:
-        return kept
-    make_folder(kept.parent)
-    folder = job.work / "download"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        with progress.bar("download engine source", "bytes") as bar:
-            get = _from_index if source.kind == "sdist" else _from_url
-            got = get(job, folder, bar)
-    except (Unavailable, TryAgain) as exc:
-        raise _SourceMissingError(exc) from exc
-    if (actual := sha256_of(got)) != source.sha256:
-        raise BuildFailed("the engine source has the wrong checksum", where=source.where,
-                          why=f"expected {source.sha256}, got {actual}", fix="don't use it; look where it comes from")
-    got.replace(kept)
-    shutil.rmtree(folder, ignore_errors=True)
-    return kept
-
-
-def _from_index(job: _Job, folder: Path, bar: Bar) -> Path:
-    source = job.source
-    return pip_download(source.where, source.version or "", form="sdist", sha256=source.sha256, folder=folder,
-                        environ=job.environ, bar=bar, error=BuildFailed, cancel=job.cancel)
-
-
-def _from_url(job: _Job, folder: Path, bar: Bar) -> Path:
-    source, got, done = job.source, folder / "source.tar.gz", 0
-    if not source.where.startswith(("https://", "http://", "file://")):
-        raise BuildFailed("the engine source is not at a URL", where=source.where)
-    try:
-        with urllib.request.urlopen(source.where, timeout=60) as reply, got.open("wb") as file:  # noqa: S310  # checked above
-            total = int(reply.headers.get("Content-Length") or 0) or None
-            while chunk := reply.read(1 << 20):
-                file.write(chunk)
-                done += len(chunk)
-                bar.update(done, total)
-                if job.cancel is not None and job.cancel.is_set():
-                    raise CancelledError("cancelled")
-    except OSError as exc:
-        raise BuildFailed("can't fetch the engine source", where=source.where, why=str(exc)) from exc
-    return got
-
-
-def _unpack(archive: Path, folder: str, tree: Path) -> None:
-    """Unpack what lies in ``folder`` under the archive's one top folder."""
-    partial = tree.with_name(tree.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with tarfile.open(archive) as tar:
-            # The stdlib's own guard against absolute names, links outside and devices (PEP 706).
-            for member in tar:
-                inner = Path(*Path(member.name).parts[1:])
-                if inner.is_relative_to(folder or "."):
-                    member.name = str(inner.relative_to(folder or "."))
-                    tar.extract(member, partial, filter="data")
-    except (tarfile.TarError, EOFError) as exc:
-        raise BuildFailed("the engine source can't be unpacked", where=str(archive), why=str(exc)) from exc
-    partial.mkdir(exist_ok=True)
-    partial.replace(tree)
 
 
 def _apply(patch: Path, tree: Path, job: _Job) -> None:
