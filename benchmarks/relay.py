@@ -108,7 +108,7 @@ async def llamaops(engine: str, port: int) -> None:
 
     sock = listening(port)
     app = make_app(Engine(), Traffic(), RelayConfig("smol", slots=100_000), status=dict)
-    await make_server(app, sock).serve(sockets=[sock])
+    await make_server(app).serve(sockets=[sock])
 
 
 async def starlette(engine: str, port: int) -> None:

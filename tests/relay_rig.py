@@ -225,7 +225,7 @@ async def rig(script: Script, config: RelayConfig = CONFIG, /, *, limits: dict[s
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
         parts.port = sock.getsockname()[1]
-        server = make_server(parts.app, sock, **(limits or {}))
+        server = make_server(parts.app, **(limits or {}))
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:
             await asyncio.sleep(0)

@@ -157,7 +157,8 @@ def _profile(target: Target) -> Iterator[tuple[str, int]]:
     from llamaops.prepare import load_profile
 
     name = f"{load_profile(Path(target.text), target.overrides).name[:40]}-bench-{os.getpid()}".strip("-")
-    ours = [f"name={name}", "serve.port=0", "serve.host=127.0.0.1", "serve.api_keys=null"]
+    ours = [f"name={name}", "serve.port=0", "serve.host=127.0.0.1", "serve.api_keys=null",
+            "serve.tls=null"]
     sets = [word for override in (*target.overrides, *ours) for word in ("--set", override)]
     argv = [sys.executable, "-m", "llamaops", "up", target.text, *sets, "--offline", "--no-build",
             "--log-level", "warning"]

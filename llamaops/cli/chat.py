@@ -42,33 +42,34 @@ def chat(words: tuple[str, ...], system: str | None, max_tokens: int | None, tem
 
     Exit codes: 0 answered · 64 nothing is running · 70 the server failed.
     """
-    url, prompt = _target(words)
+    url, certificate, prompt = _target(words)
     options = {"max_tokens": max_tokens, "temperature": temperature}
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    with _client(url, api_key) as client:
+    with _client(url, api_key, certificate) as client:
         for question in _questions(prompt):
             history.append({"role": "user", "content": question})
             history.append({"role": "assistant", "content": _answer(client, history, options)})
 
 
-def _target(words: tuple[str, ...]) -> tuple[str, str]:
-    """Split the words into a base URL (ending in /v1) and a prompt."""
+def _target(words: tuple[str, ...]) -> tuple[str, str | None, str]:
+    """Split the words into a base URL (ending in /v1), the certificate file to expect there, and a prompt."""
     from llamaops.cli.run import instance_urls
 
     urls = instance_urls()
-    if words and (url := _named(words[0], urls)):
-        return url, " ".join(words[1:])
+    if words and (named := _named(words[0], urls)):
+        return f"{named[0]}/v1", named[1], " ".join(words[1:])
     if len(urls) == 1:
-        return f"{next(iter(urls.values()))}/v1", " ".join(words)
+        url, certificate = next(iter(urls.values()))
+        return f"{url}/v1", certificate, " ".join(words)
     if not urls:
         raise NotRunning("nothing is running here", fix="start it: llamaops up PROFILE   (or give a URL)")
     raise UsageError("several instances are running", why=", ".join(sorted(urls)), fix="name one: llamaops chat NAME …")
 
 
-def _named(word: str, urls: dict[str, str]) -> str | None:
-    """Return the base URL that a first word names, None when the word is part of a prompt."""
+def _named(word: str, urls: dict[str, tuple[str, str | None]]) -> tuple[str, str | None] | None:
+    """Return the base URL and certificate that a first word names, None when the word is part of a prompt."""
     if word.startswith(("http://", "https://")):
-        return word.rstrip("/") if word.rstrip("/").endswith("/v1") else f"{word.rstrip('/')}/v1"
+        return word.rstrip("/").removesuffix("/v1"), None
     is_file = word.endswith((".yaml", ".yml"))
     name = word
     if is_file:
@@ -76,18 +77,21 @@ def _named(word: str, urls: dict[str, str]) -> str | None:
 
         name = load_profile(Path(word)).name
     if name in urls:
-        return f"{urls[name]}/v1"
+        return urls[name]
     if is_file:
         raise NotRunning(f"{name} is not running", where=word, fix=f"start it: llamaops up {word}")
     return None
 
 
-def _client(url: str, api_key: str | None) -> httpx.Client:
+def _client(url: str, api_key: str | None, certificate: str | None) -> httpx.Client:
     import httpx
+
+    from llamaops.serve.tls import trusting
 
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     # A long prompt on a small machine is silent for minutes: no time-out once the connection stands.
-    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=10))
+    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=10),
+                        verify=trusting(certificate) if certificate else True)
 
 
 def _questions(prompt: str) -> Iterator[str]:
@@ -129,6 +133,9 @@ def _answer(client: httpx.Client, history: list[Message], options: dict[str, Any
                 for event in decoder.feed(chunk):
                     text.append(_show(event.data.decode(), str(client.base_url)))
     except httpx.ConnectError as exc:
+        if "CERTIFICATE_VERIFY_FAILED" in str(exc):
+            raise EngineFailed("the server's certificate is not trusted here", where=str(client.base_url), why=str(exc),
+                               fix="SSL_CERT_FILE=FILE.pem llamaops chat …, with its certificate or its CA's") from exc
         raise NotRunning("no server answers there", where=str(client.base_url), why=str(exc),
                          fix="start it: llamaops up PROFILE") from exc
     except httpx.HTTPError as exc:

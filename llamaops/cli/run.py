@@ -125,10 +125,10 @@ def logs(name: str | None, lines: int, follow: bool) -> None:
         click.echo(line)
 
 
-def instance_urls() -> dict[str, str]:
-    """Return name → base URL of every running instance of this user that has one."""
+def instance_urls() -> dict[str, tuple[str, str | None]]:
+    """Return name → base URL and certificate file (None: http) of every running instance of this user."""
     documents = ((n, ask(n, "status")) for n in _names())
-    return {n: str(d["url"]) for n, d in documents if d.get("url")}
+    return {n: (str(d["url"]), d.get("certificate")) for n, d in documents if d.get("url")}
 
 
 def status_text(document: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from llamaops.dirs import find_dirs
 from llamaops.errors import EngineFailed
 from llamaops.serve.instance import Instance, hold
 from llamaops.serve.service import Job, Service, listen
+from llamaops.serve.tls import load_tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ def up(options: Options) -> int:
     logs.configure(options.log_level, options.log_format)
     signal.signal(signal.SIGTERM, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
+    load_tls(profile.serve.tls)  # a wrong file is told before the long work
     runtime, log_path = find_dirs(os.environ).runtime, _log_folder(profile) / "engine.log"
     with hold(runtime, profile.name, log_path) as instance, listen(profile.serve) as sock:
         planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
@@ -88,6 +90,7 @@ def detach(options: Options) -> int:
     """Prepare here, where progress can be seen, then serve in a process of its own; return once it serves."""
     signal.signal(signal.SIGTERM, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
+    load_tls(profile.serve.tls)
     listen(profile.serve).close()
     prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
     log_path = _log_folder(profile) / "llamaops.log"

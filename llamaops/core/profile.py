@@ -140,6 +140,13 @@ class ApiKeys(Section):
         return value
 
 
+class TlsFiles(Section):
+    """The certificate clients see, and its key; both PEM."""
+
+    cert: str = Field(min_length=1, description="PEM file: the certificate, then those between it and its root.")
+    key: str = Field(min_length=1, description="PEM file of its private key, without a passphrase.")
+
+
 class QueueSection(Section):
     """How many requests may wait and how long."""
 
@@ -158,6 +165,7 @@ class ServeSection(Section):
         default="auto", description="Requests computed at the same time.")
     api_keys: ApiKeys | None = Field(default=None, description="Where the keys are that clients must send.")
     allow_insecure: bool = Field(default=False, description="Listen beyond loopback without keys.")
+    tls: TlsFiles | None = Field(default=None, description="Serve https with this certificate; null: http.")
     cors_origins: tuple[Origin, ...] = Field(
         default=(), description="Origins whose pages may call, such as https://chat.example.")
     max_body_mib: Annotated[Mebibytes, Field(gt=0, le=4096)] = Field(
@@ -289,14 +297,16 @@ def _anchored(profile: Profile, base: PurePath, environ: Mapping[str, str]) -> P
             path = home + path[1:]
         return str(base / path)
 
-    model, engine, keys = profile.model, profile.engine, profile.serve.api_keys
+    model, engine, keys, tls = profile.model, profile.engine, profile.serve.api_keys, profile.serve.tls
     if isinstance(source := parse_source(model.source), PathSource):
         model = model.model_copy(update={"source": f"path:{anchor(source.path)}"})
     if engine.path != "auto":
         engine = engine.model_copy(update={"path": anchor(engine.path)})
     if keys and keys.file:
         keys = keys.model_copy(update={"file": anchor(keys.file)})
-    serve = profile.serve.model_copy(update={"api_keys": keys})
+    if tls:
+        tls = tls.model_copy(update={"cert": anchor(tls.cert), "key": anchor(tls.key)})
+    serve = profile.serve.model_copy(update={"api_keys": keys, "tls": tls})
     return profile.model_copy(update={"model": model, "engine": engine, "serve": serve})
 
 

@@ -129,8 +129,15 @@ def _refuse_secrets(data: Mapping[str, Any]) -> None:
 
 
 def image_pins(profile: Profile) -> dict[str, Any]:
-    """Return what is so in any container: the image's engine, and a relay that the container's own network shields."""
+    """Return what is so in any container: the image's engine, and a relay that the container's own network shields.
+
+    Raises WrongProfile for a profile with a certificate: in front of containers something else ends TLS.
+    """
     keys = profile.serve.api_keys
+    if profile.serve.tls:
+        raise WrongProfile("a container serves plain http", where="serve.tls",
+                           why="certificates are renewed where TLS ends: at the ingress or the proxy before it",
+                           fix="end TLS there, and render with --set serve.tls=null")
     pins: dict[str, Any] = {"engine.path": ENGINE, "engine.build": "never", "serve.host": "0.0.0.0",  # noqa: S104
                             "serve.port": PORT}
     if keys and keys.file:

@@ -141,7 +141,7 @@ def render_unit(
     settings = [f"engine.path={_yaml(engine_path)}"] if engine_path else []
     for setting in (*settings, *overrides, *account["settings"]):
         argv += ["--set", setting]
-    site = (executable, profile_path, engine_path, cache, account["keys_file"], *reads)
+    site = (executable, profile_path, engine_path, cache, *account["secret_files"], *reads)
     paths = [posixpath.normpath(path) for path in site if path]
     context = {"unit": unit_name(profile), "name": profile.name, "user": user, "argv": argv} | account
     context |= _life(profile, systemd_version) | _memory(profile, plan, user)
@@ -155,12 +155,13 @@ def _yaml(text: str) -> str:
 
 def _account(profile: Profile, user: bool, run_as: str | None, cache: str | None) -> dict[str, Any]:
     keys = profile.serve.api_keys
+    secrets = _secrets(profile)
     # A dynamic user can't own a private file: the manager reads it and hands over a copy.
-    handed = keys.file if keys and run_as is None and not user else None
+    handed = secrets if run_as is None and not user else []
     return {
-        "credential": handed,
-        "settings": [f"serve.api_keys.file=${{CREDENTIALS_DIRECTORY}}/{KEYS_CREDENTIAL}"] if handed else [],
-        "keys_file": keys.file if keys and not handed else None,
+        "credentials": [(name, path) for name, _, path in handed],
+        "settings": [f"{key}=${{CREDENTIALS_DIRECTORY}}/{name}" for name, key, _ in handed],
+        "secret_files": [path for _, _, path in secrets] if not handed else [],
         "dynamic": run_as is None,
         "run_as": run_as or DYNAMIC_USER,
         # systemd hands the folders to the account of the unit that started last: one set per account.
@@ -170,6 +171,14 @@ def _account(profile: Profile, user: bool, run_as: str | None, cache: str | None
         "env_file": f"%h/.config/llamaops/{profile.name}.env" if user else f"/etc/llamaops/{profile.name}.env",
         "env_file_needed": bool(keys and keys.env),
     }
+
+
+def _secrets(profile: Profile) -> list[tuple[str, str, str]]:
+    """Return the private files of a profile: the credential's name, the profile's key, the path."""
+    keys, tls = profile.serve.api_keys, profile.serve.tls
+    found = [(KEYS_CREDENTIAL, "serve.api_keys.file", keys.file if keys else None),
+             ("tls_cert", "serve.tls.cert", tls and tls.cert), ("tls_key", "serve.tls.key", tls and tls.key)]
+    return [(name, key, path) for name, key, path in found if path]
 
 
 def _life(profile: Profile, version: int | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from llamaops.serve.routes import ROUTES, Route
 from llamaops.serve.traffic import Backend, Traffic, Unready
 
 if TYPE_CHECKING:
-    import socket
+    import ssl
 
     from llamaops.serve.front import Server
 
@@ -199,11 +199,11 @@ def make_app(
     return App(backend, traffic, config, status)
 
 
-def make_server(app: App, sock: socket.socket, **limits: Any) -> Server:
+def make_server(app: App, tls: ssl.SSLContext | None = None, **limits: Any) -> Server:
     """Return a uvicorn server for ``app`` without signal handlers: ``await server.serve(sockets=[sock])``.
 
     ``limits`` are fields of `front.FrontLimits`. Setting ``server.should_exit`` stops listening and waits for answers.
     """
     from llamaops.serve import front
 
-    return front.make_server(app, sock, front.FrontLimits(**limits))
+    return front.make_server(app, front.FrontLimits(**limits), tls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -258,11 +258,13 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: Any, sock: socket.socket, limits: FrontLimits) -> Server:
-    """Return a server for ``app``; run ``await server.serve(sockets=[sock])``."""
+def make_server(app: Any, limits: FrontLimits, tls: ssl.SSLContext | None = None) -> Server:
+    """Return a server for ``app``, https where ``tls`` is given; run ``await server.serve(sockets=[sock])``."""
     protocol = type("FrontProtocol", (FrontProtocol,), {"limits": limits})
     config = uvicorn.Config(
         app, http=protocol, ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
         proxy_headers=False, server_header=False, timeout_keep_alive=limits.keep_alive_s, backlog=2048,
     )
+    config.load()
+    config.ssl = tls
     return Server(config)

@@ -31,6 +31,7 @@ from llamaops.serve.instance import Instance
 from llamaops.serve.status import page_status
 from llamaops.serve.supervisor import MakeLaunch, Supervisor
 from llamaops.serve.threads import apply_priority, set_relay_priority
+from llamaops.serve.tls import load_tls, switching
 from llamaops.serve.traffic import Traffic
 from llamaops.serve.weight import lifted_weight
 
@@ -120,6 +121,7 @@ class Service:
         self._supervisor = Supervisor(self._launcher(job), job.profile.supervise, self._traffic, log=self._log,
                                       mark=instance.mark, read_back=self._read_back, on_spawn=self._on_spawn)
         self._keys = load_keys(job.profile.serve.api_keys, os.environ)
+        self._tls = load_tls(job.profile.serve.tls)
         self._app: App | None = None
         self._observer: Observer | None = None
         self._drift: dict[str, Note] = {}
@@ -165,7 +167,7 @@ class Service:
         self._app = make_app(self._supervisor, self._traffic, _relay_config(self._job, self._keys),
                              status=lambda: page_status(self.status()))
         self._observer = self._observe(self._app)
-        server = make_server(self._app, self._sock)
+        server = make_server(self._app, switching(lambda: self._tls) if self._tls else None)
         gc.freeze()  # what is there now stays: no collection need ever walk it while tokens wait
         gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
@@ -301,15 +303,15 @@ class Service:
     async def _reload(self) -> str:
         job = await asyncio.to_thread(self._prepare_again)
         self._check_fixed(job.profile)
-        keys = load_keys(job.profile.serve.api_keys, os.environ)
+        keys, tls = load_keys(job.profile.serve.api_keys, os.environ), load_tls(job.profile.serve.tls)
         if job.launch("-", None) != self._job.launch("-", None) or job.engine != self._job.engine:
             available = job.plan.memory.available_bytes
             beside = available is None or job.plan.memory.total_bytes <= available
             await self._replace(job, beside=beside)
             text = "a new engine serves" if beside else "the engine was stopped and a new one serves"
         else:
-            text = "keys, limits and origins were read again; the engine goes on"
-        self._job, self._drift = job, {}
+            text = "keys, certificate, limits and origins were read again; the engine goes on"
+        self._job, self._tls, self._drift = job, tls, {}
         self._note_drift(set_relay_priority(job.plan.placement))
         self._supervisor.configure(job.profile.supervise)
         if self._app:
@@ -331,6 +333,7 @@ class Service:
             ("name", self._job.profile.name, profile.name),
             ("serve.host", self._job.profile.serve.host, profile.serve.host),
             ("serve.port", self._job.profile.serve.port, profile.serve.port),
+            ("serve.tls", _with_tls(self._job.profile), _with_tls(profile)),
         ):
             if old != new:
                 raise WrongProfile(f"{key} can't change while it runs", where=key, why=f"it is {old}, asked: {new}",
@@ -343,14 +346,17 @@ class Service:
         """The base URL for clients on this machine."""
         host, port = self._sock.getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - read, not bound
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._tls else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def status(self) -> dict[str, Any]:
         """Return the instance's state as ``llamaops status --json`` prints it."""
         supervisor = self._supervisor.status()
         queue = self._app.admission.snapshot() if self._app else {}
+        tls = self._job.profile.serve.tls
         return {
-            "name": self._job.profile.name, "url": self.url, "llamaops": __version__, "llamaops_pid": os.getpid(),
+            "name": self._job.profile.name, "url": self.url, "certificate": tls and tls.cert,
+            "llamaops": __version__, "llamaops_pid": os.getpid(),
             **supervisor,
             "notes": self._notes(),
             "requests": {"in_flight": self._traffic.in_flight(), **queue},
@@ -400,6 +406,10 @@ def _relay_config(job: Job, keys: KeyRing | None) -> RelayConfig:
     from llamaops.serve.app import RelayConfig
 
     return RelayConfig.from_profile(job.profile, job.plan.serving.slots, keys)
+
+
+def _with_tls(profile: Profile) -> str:
+    return "set" if profile.serve.tls else "not set"
 
 
 def _free_port() -> int:

@@ -317,6 +317,16 @@ def test_a_cluster_is_not_served_by_accident() -> None:
     assert (published["host_ip"], published["target"]) == ("127.0.0.1", 8080)
 
 
+def test_a_container_is_not_made_for_a_certificate() -> None:
+    profile = profile_of("model: {source: 'wheel:a==1'}\nserve: {allow_insecure: true, tls: {cert: c, key: k}}", "x",
+                         "memory.limit=1GiB")
+    decided = plan(profile, machine("desktop-4c8t"), None, None)
+    with pytest.raises(WrongProfile, match="plain http"):
+        render_compose(profile, "{}", decided, Host(), None, user="1:1", folder="/x", source=None)
+    with pytest.raises(WrongProfile, match="plain http"):
+        render_kubernetes(profile, "{}", decided, baseline="x86-64-v3", from_source=False)
+
+
 def test_memory_must_be_known_for_a_pod() -> None:
     profile = profile_of("model: {source: 'wheel:a==1'}\nserve: {allow_insecure: true}", "x")
     decided = plan(profile, machine("desktop-4c8t"), None, None)

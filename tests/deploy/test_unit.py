@@ -288,6 +288,15 @@ def test_a_dynamic_user_is_handed_the_private_key_file() -> None:
         render(example("quickstart", "  api_keys: {file: 'keys '}\n"))
 
 
+def test_a_dynamic_user_is_handed_the_certificate_and_its_key() -> None:
+    profile = example("quickstart", "  tls: {cert: /etc/tls/c.pem, key: /root/k.pem}\n")
+    text = render(profile)
+    assert values(text, "LoadCredential") == ["tls_cert:/etc/tls/c.pem", "tls_key:/root/k.pem"]
+    for part in ("cert", "key"):
+        assert f"--set serve.tls.{part}=$${{CREDENTIALS_DIRECTORY}}/tls_{part}" in text.replace('"', "")
+    assert "RequiresMountsFor=/etc/tls" in render(profile, run_as="ana").splitlines()
+
+
 def test_the_key_file_of_the_credential_is_the_one_that_is_read() -> None:
     setting = "serve.api_keys.file=${CREDENTIALS_DIRECTORY}/api_keys"
     profile = parse_profile("model: {source: 'path:m'}", stem="x", base=Path("/etc"), overrides=[setting],

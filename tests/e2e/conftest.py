@@ -63,7 +63,7 @@ def up(env: dict[str, str], tmp_path: Path, model_path: str) -> Iterator[Up]:
         if ready:
             assert process.stdout is not None
             running.url = process.stdout.readline().strip()
-            assert running.url.startswith("http://127.0.0.1:"), stderr.read_text()
+            assert running.url.startswith(("http://127.0.0.1:", "https://127.0.0.1:")), stderr.read_text()
         return running
 
     yield start
