@@ -24,12 +24,16 @@ def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *
 
     ``engine`` supplies llama-quantize, from the folder it lies in. Raises ModelUnavailable.
     """
-    section, cache = profile.model, find_dirs(os.environ).cache
-    path = fetch(section.source, cache, progress, offline=offline, sha256=section.sha256)
+    model, quant = _fetched(profile, progress, offline=offline)
+    return model if quant is None else _quantized(model, quant, engine, find_dirs(os.environ).cache, progress)
+
+
+def _fetched(profile: Profile, progress: Progress, *, offline: bool) -> tuple[Model, str | None]:
+    """Return the model as its source gives it, and the quant type that must still be made of it."""
+    section = profile.model
+    path = fetch(section.source, find_dirs(os.environ).cache, progress, offline=offline, sha256=section.sha256)
     model = gguf_file.read_model(path, source=section.source, sha256=section.sha256)
-    if section.quantize is None or section.quantize == model.quant:
-        return model
-    return _quantized(model, section.quantize, engine, cache, progress)
+    return model, None if section.quantize == model.quant else section.quantize
 
 
 def fetch(
@@ -67,14 +71,12 @@ def _all_cpus() -> int:
 
 def model_here(profile: Profile, engine: Engine | None) -> Model:
     """Return the model if serving it needs no download and no quantization."""
-    section, cache = profile.model, find_dirs(os.environ).cache
-    path = fetch(section.source, cache, NoProgress(), offline=True, sha256=section.sha256)
-    model = gguf_file.read_model(path, source=section.source, sha256=section.sha256)
-    if section.quantize is None or section.quantize == model.quant:
+    model, quant = _fetched(profile, NoProgress(), offline=True)
+    if quant is None:
         return model
     from llamaops.acquire import quantize
 
-    done = quantize.find_quantized(model, section.quantize, cache, engine.version if engine else None)
+    done = quantize.find_quantized(model, quant, find_dirs(os.environ).cache, engine.version if engine else None)
     if done is None:
-        raise ModelUnavailable(f"not quantized to {section.quantize} yet", fix="llamaops model pull")
-    return replace(gguf_file.read_model(done), source=section.source)
+        raise ModelUnavailable(f"not quantized to {quant} yet", fix="llamaops model pull")
+    return replace(gguf_file.read_model(done), source=model.source)

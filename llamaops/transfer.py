@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 ATTEMPTS = 5
 """How often a cut download is continued without a new byte in between, before it is given up for this time."""
 PAUSE_S = 1.0
+PATIENCE_S = 60.0
+"""The longest wait that a server may ask for (``Retry-After``); above it the user is told and decides."""
 TIMEOUT_S = 30.0
 """Of silence on an open connection, not of the whole download."""
 
@@ -33,7 +37,11 @@ class BrokenError(Exception):
 
 
 class _PassingError(Exception):
-    """An answer that another try may better."""
+    """An answer that another try may better, after ``wait`` seconds; None: not in the time that anybody looks on."""
+
+    def __init__(self, why: str, wait: float | None) -> None:
+        super().__init__(why)
+        self.wait = wait
 
 
 def transfer(
@@ -50,7 +58,7 @@ def transfer(
     left = ATTEMPTS
     with httpx.Client(follow_redirects=True, timeout=TIMEOUT_S, headers=dict(headers)) as client:
         while True:
-            have = size_of(partial)
+            have, wait = size_of(partial), PAUSE_S
             try:
                 if have > size:
                     partial.unlink()
@@ -59,12 +67,14 @@ def transfer(
                 if size_of(partial) == size:
                     return
                 why = f"it ended at {size_of(partial)} of {size} bytes"
-            except (httpx.TransportError, _PassingError) as exc:
+            except httpx.TransportError as exc:
                 why = str(exc) or type(exc).__name__
+            except _PassingError as exc:
+                why, left, wait = str(exc), left if exc.wait is not None else 0, exc.wait or 0.0
             left = ATTEMPTS if size_of(partial) > have else left - 1
             if left <= 0:
                 raise BrokenError(why)
-            if cancel.wait(PAUSE_S):
+            if cancel.wait(wait):
                 raise CancelledError("cancelled")
 
 
@@ -82,7 +92,7 @@ def _receive(client: httpx.Client, url: str, partial: Path, size: int, bar: Bar,
             for chunk in reply.iter_raw():  # with a chunk size, httpx would lose what it has gathered when it is cut
                 done += len(chunk)
                 if done > size:
-                    raise _PassingError("more bytes arrive than the file has")
+                    raise _PassingError("more bytes arrive than the file has", PAUSE_S)
                 sink.write(chunk)
                 bar.update(done, size)
                 if cancel.is_set():
@@ -98,9 +108,37 @@ def _start(reply: httpx.Response, have: int) -> int | None:
         return 0  # to a range request too: the server sends all of it
     if status == 416:
         return None  # what is here is longer than the file
-    if status in (408, 429) or status >= 500:
-        raise _PassingError(f"the server answered {status}")
+    if is_passing(status):
+        wait = asked_to_wait(reply.headers)
+        raise _PassingError(f"the server answered {status}" + _longer(reply.headers, wait), wait)
     raise RefusedError(status, reply.headers.get("X-Error-Code"))
+
+
+def is_passing(status: int) -> bool:
+    """Tell whether the same request may be answered better later: too slow, too many, or the server's own trouble."""
+    return status in (408, 429) or status >= 500
+
+
+def asked_to_wait(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds to wait before another try: ``Retry-After`` (RFC 9110, 10.2.3), else a short pause.
+
+    None when the server asks for more than `PATIENCE_S`.
+    """
+    stated = headers.get("Retry-After", "").strip()
+    try:
+        wait = float(stated) if stated.isdecimal() else _until(stated) if stated else PAUSE_S
+    except ValueError:
+        return PAUSE_S
+    return max(wait, PAUSE_S) if wait <= PATIENCE_S else None
+
+
+def _until(date: str) -> float:
+    then = parsedate_to_datetime(date)
+    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp() - datetime.now(UTC).timestamp()
+
+
+def _longer(headers: Mapping[str, str], wait: float | None) -> str:
+    return "" if wait is not None else f" and asks to come back later (Retry-After: {headers['Retry-After'][:40]})"
 
 
 def size_of(path: Path) -> int:

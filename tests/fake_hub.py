@@ -33,7 +33,8 @@ class FakeHub:
 
     ``statuses`` are answered to the next downloads, in order; ``api_status`` to every listing. ``cuts`` are byte counts
     after which the next downloads break off; ``then`` are statuses for the downloads that follow. ``redirect`` sends
-    downloads to another host name of this machine, ``hold`` makes them wait in the middle.
+    downloads to another host name of this machine, ``hold`` makes them wait in the middle. ``moves_to`` is a commit
+    and its files, pushed right after the next listing. Failures carry ``retry_after``.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -42,6 +43,10 @@ class FakeHub:
     url: str = ""
     statuses: list[int] = field(default_factory=list)
     api_status: int = 200
+    api_statuses: list[int] = field(default_factory=list)
+    retry_after: str | None = None
+    moves_to: tuple[str, dict[str, bytes]] | None = None
+    history: dict[str, dict[str, bytes]] = field(default_factory=dict)
     error_code: str | None = None
     cuts: list[int] = field(default_factory=list)
     then: list[int] = field(default_factory=list)
@@ -56,8 +61,24 @@ class FakeHub:
         return [r for r in self.requests if r.method == "GET" and not r.path.startswith("/api/") and r.status != 302]
 
     def etag(self, name: str) -> str:
-        """Return the SHA-256 that the hub states for a file."""
-        return hashlib.sha256(self.files[name]).hexdigest()
+        """Return what the hub states for a file: the SHA-256 of a large one, git's object id of a small one."""
+        return _etag(name, self.files[name])
+
+    def push(self, commit: str, files: dict[str, bytes]) -> None:
+        """Move the branch; what was there stays at its commit."""
+        self.history[self.commit] = self.files
+        self.commit, self.files = commit, files
+
+
+def is_large(name: str) -> bool:
+    """Tell whether the hub keeps a file outside of git."""
+    return name.endswith((".gguf", ".safetensors"))
+
+
+def _etag(name: str, data: bytes) -> str:
+    if is_large(name):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 @contextmanager
@@ -105,31 +126,36 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith(f"/api/models/{hub.repo}"):
             self._listing(entry)
         elif path.startswith(f"/{hub.repo}/resolve/"):
-            self._file(entry, path.split("/", 5)[5])
+            self._file(entry, *path.split("/", 5)[4:])
         else:
             self._fail(entry, 404, "RepoNotFound")
 
     def _listing(self, entry: Request) -> None:
         hub = self.hub
-        if hub.api_status != 200:
-            return self._fail(entry, hub.api_status, hub.error_code)
+        if hub.api_statuses or hub.api_status != 200:
+            return self._fail(entry, (hub.api_statuses or [hub.api_status]).pop(0), hub.error_code)
         if not entry.path.endswith((f"/{hub.repo}", "/revision/main", f"/revision/{hub.commit}")):
             return self._fail(entry, 404, "RevisionNotFound")
         siblings = [
-            {"rfilename": name, "size": len(data), "blobId": "b" * 40,
-             "lfs": {"sha256": hub.etag(name), "size": len(data), "pointerSize": 130}}
+            {"rfilename": name, "size": len(data), "blobId": "b" * 40 if is_large(name) else hub.etag(name)}
+            | ({"lfs": {"sha256": hub.etag(name), "size": len(data), "pointerSize": 130}} if is_large(name) else {})
             for name, data in hub.files.items()
         ]  # fmt: skip
         body = json.dumps({"id": hub.repo, "modelId": hub.repo, "sha": hub.commit, "siblings": siblings}).encode()
         self._send(entry, 200, {"Content-Type": "application/json", "Content-Length": str(len(body))}, body)
+        if hub.moves_to:
+            hub.push(*hub.moves_to)
+            hub.moves_to = None
         return None
 
-    def _file(self, entry: Request, name: str) -> None:
+    def _file(self, entry: Request, revision: str, name: str) -> None:
         hub = self.hub
-        if name not in hub.files:
+        commit, files = (revision, hub.history[revision]) if revision in hub.history else (hub.commit, hub.files)
+        if name not in files:
             return self._fail(entry, 404, "EntryNotFound")
-        data = hub.files[name]
-        headers = {"X-Repo-Commit": hub.commit, "ETag": f'"{hub.etag(name)}"', "X-Linked-Etag": f'"{hub.etag(name)}"',
+        data = files[name]
+        etag = _etag(name, data)
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{etag}"', "X-Linked-Etag": f'"{etag}"',
                    "X-Linked-Size": str(len(data)), "Accept-Ranges": "bytes"}
         if self.command == "HEAD":
             self._send(entry, 200, headers | {"Content-Length": str(len(data))}, b"")
@@ -143,18 +169,21 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.corrupt:
             hub.corrupt -= 1
             data = b"X" + data[1:]
-        start = int(entry.range[6:-1]) if entry.range and not hub.ignore_range else 0
-        if start >= len(data):
+        ranged = entry.range if entry.range and not hub.ignore_range else None
+        first, last = (ranged or "bytes=0-")[6:].split("-")
+        start, end = int(first), min(int(last) + 1, len(data)) if last else len(data)
+        if ranged and start >= len(data):
             return self._fail(entry, 416, None)
-        headers["Content-Length"] = str(len(data) - start)
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        stop = hub.cuts.pop(0) if hub.cuts else len(data)
-        self._send(entry, 206 if start else 200, headers, data[start:stop], cut=stop < len(data))
+        headers["Content-Length"] = str(end - start)
+        if ranged:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        stop = hub.cuts.pop(0) if hub.cuts else end
+        self._send(entry, 206 if ranged else 200, headers, data[start:stop], cut=stop < end)
         return None
 
     def _fail(self, entry: Request, status: int, code: str | None) -> None:
         headers = {"Content-Length": "0"} | ({"X-Error-Code": code} if code else {})
+        headers |= {"Retry-After": self.hub.retry_after} if self.hub.retry_after else {}
         self._send(entry, status, headers, b"")
 
     def _send(self, entry: Request, status: int, headers: dict[str, str], body: bytes, cut: bool = False) -> None:

@@ -76,8 +76,8 @@ def inspect(ref: str, json_: bool) -> None:
 def list_(json_: bool) -> None:
     """List the GGUF models in the caches: llamaops' own and the hub's."""
     from llamaops.acquire.gguf_file import cached_models
-    from llamaops.acquire.hub import hub_cache
     from llamaops.dirs import find_dirs
+    from llamaops.hub_api import hub_cache
 
     cache = find_dirs(os.environ).cache
     found = list(cached_models([cache / "models", hub_cache(os.environ, cache)]))

@@ -17,11 +17,13 @@ from gguf_bytes import gguf
 from running import LLAMAOPS, await_true
 
 from llamaops import transfer
-from llamaops.acquire.hub import fetch_hub, hub_cache
+from llamaops.acquire import hub as hub_module
+from llamaops.acquire.hub import fetch_hub
 from llamaops.child import CancelledError
 from llamaops.core.progress import NoProgress
 from llamaops.core.source import HubSource
 from llamaops.errors import LlamaopsError, ModelUnavailable, TryAgain
+from llamaops.hub_api import hub_cache
 
 MODEL = gguf() + bytes(range(256)) * 400
 SOURCE = HubSource("org/model", quant="Q4_K_M")
@@ -43,10 +45,10 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def fetch(hub: FakeHub, tmp_path: Path, source: HubSource = SOURCE, *, offline: bool = False, sha256: str | None = None,
-          refresh: bool = False, cancel: threading.Event | None = None) -> Path:  # fmt: skip
+          refresh: bool = False, checkpoint: bool = False, cancel: threading.Event | None = None) -> Path:  # fmt: skip
     environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
     return fetch_hub(source, tmp_path, NoProgress(), offline=offline, sha256=sha256, environ=environ, refresh=refresh,
-                     cancel=cancel)
+                     checkpoint=checkpoint, cancel=cancel)
 
 
 def leftovers(tmp_path: Path) -> list[str]:
@@ -213,6 +215,25 @@ def test_trouble_that_passes_is_waited_out(hub: FakeHub, tmp_path: Path) -> None
     assert fetch(hub, tmp_path).read_bytes() == MODEL
 
 
+def test_a_busy_hub_is_asked_again_when_it_said(hub: FakeHub, tmp_path: Path) -> None:
+    hub.api_statuses, hub.statuses, hub.retry_after = [429, 503], [429], "0"
+    assert fetch(hub, tmp_path).read_bytes() == MODEL
+
+
+@pytest.mark.parametrize("retry_after", ["3600", "Fri, 31 Dec 2100 23:59:59 GMT"])
+def test_a_server_that_asks_for_a_long_wait_is_not_asked_again(
+    hub: FakeHub, tmp_path: Path, retry_after: str
+) -> None:
+    hub.statuses, hub.retry_after = [429], retry_after
+    with pytest.raises(TryAgain, match=r"(?s)broke off.*answered 429 and asks to come back later") as caught:
+        fetch(hub, tmp_path)
+    assert retry_after in str(caught.value)
+    hub.api_statuses = [429]
+    with pytest.raises(TryAgain, match="the hub is busy"):
+        fetch(hub, tmp_path)
+    assert len(hub.downloads()) == 1
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -233,6 +254,51 @@ def test_safetensors_alone_ask_for_a_ready_gguf(hub: FakeHub, tmp_path: Path) ->
     hub.files = {"model.safetensors": b"x", "config.json": b"{}"}
     with pytest.raises(ModelUnavailable, match=r"(?s)safetensors but no GGUF.*ready GGUF"):
         fetch(hub, tmp_path, HubSource("org/model"))
+
+
+CHECKPOINT = {
+    "config.json": b'{"architectures": ["X"]}', "tokenizer.json": b"{}", "tokenizer_config.json": b"{}",
+    "model.safetensors.index.json": b"{}", "model-00001-of-00002.safetensors": b"1" * 3000,
+    "model-00002-of-00002.safetensors": b"2" * 2000, "LICENSE": b"terms",
+}
+BESIDE = {
+    "consolidated.safetensors": b"c", "pytorch_model.bin": b"p", "onnx/model.onnx": b"o", "README.md": b"r",
+    "tf_model.h5": b"t", "original/consolidated.00.pth": b"x", ".gitattributes": b"",
+}  # fmt: skip
+
+
+def test_of_a_checkpoint_only_what_converting_needs(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files = {**CHECKPOINT, **BESIDE}
+    source = HubSource("org/model")
+    folder = fetch(hub, tmp_path, source, checkpoint=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == CHECKPOINT
+    asked = len(hub.requests)
+    assert fetch(hub, tmp_path, source, checkpoint=True, offline=True) == folder
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelUnavailable, match="not in the cache"):
+        fetch(hub, tmp_path, source, checkpoint=True, offline=True)
+    assert len(hub.requests) == asked
+    (folder.parents[1] / "blobs" / hub.etag("model-00002-of-00002.safetensors")).unlink()
+    assert fetch(hub, tmp_path, source, checkpoint=True) == folder, "the missing part is fetched, and nothing else"
+    assert [Path(r.path).name for r in hub.requests[asked:] if r.method == "GET"][1:] == [
+        "model-00002-of-00002.safetensors"
+    ]
+
+
+def test_a_ready_gguf_wins_over_a_checkpoint(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files |= CHECKPOINT
+    assert fetch(hub, tmp_path, checkpoint=True).name == "m-Q4_K_M.gguf"
+    with pytest.raises(ModelUnavailable, match="several models"):
+        fetch(hub, tmp_path, HubSource("org/model"), checkpoint=True, refresh=True)
+
+
+def test_a_branch_that_moves_meanwhile_is_fetched_at_the_commit_that_was_listed(hub: FakeHub, tmp_path: Path) -> None:
+    hub.moves_to = ("d" * 40, {"m-Q4_K_M.gguf": MODEL + b"new"})
+    path = fetch(hub, tmp_path)
+    assert path.read_bytes() == MODEL
+    assert path.parent.name == "c" * 40
+    assert (path.parents[2] / "refs/main").read_text() == "c" * 40
+    assert fetch(hub, tmp_path, refresh=True).read_bytes() == MODEL + b"new"
 
 
 def test_all_parts_of_a_split_model(hub: FakeHub, tmp_path: Path) -> None:
@@ -284,22 +350,23 @@ def test_two_at_once_download_once(hub: FakeHub, tmp_path: Path) -> None:
     assert len(hub.downloads()) == 1
 
 
-def test_no_room_is_refused_before_the_first_byte(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from llamaops import cache
-
-    monkeypatch.setattr(cache, "MARGIN_BYTES", 1 << 60)
-    with pytest.raises(ModelUnavailable, match="not enough room"):
-        fetch(hub, tmp_path)
+def test_no_room_is_refused_before_the_first_byte(hub: FakeHub, small_disk: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"(?s)not enough room.*MiB are free"):
+        fetch(hub, small_disk)
     assert hub.downloads() == []
 
 
-def test_a_disk_that_fills_up_meanwhile(hub: FakeHub, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llamaops.acquire import hub as module
+def test_room_for_converting_is_part_of_it(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = {**CHECKPOINT}
+    asked: list[tuple[int, str]] = []
+    monkeypatch.setattr(hub_module, "require_room", lambda _folder, need, what, _error: asked.append((need, what)))
+    fetch(hub, tmp_path, HubSource("org/model"), checkpoint=True)
+    assert asked == [(sum(map(len, CHECKPOINT.values())) + 7500, "hf:org/model")]
 
+
+def test_a_disk_that_fills_up_meanwhile(hub: FakeHub, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.files["m-Q4_K_M.gguf"] = MODEL * 20
-    monkeypatch.setattr(module, "require_room", lambda *_args: None)  # as if the room went while it came
+    monkeypatch.setattr(hub_module, "require_room", lambda *_args: None)  # as if the room went while it came
     with pytest.raises(ModelUnavailable, match="disk filled up during the download"):
         fetch(hub, small_disk)
     assert not list(small_disk.rglob("*.gguf"))
