@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from llamaops.cache import locked, read_json, write_json
 from llamaops.child import run
 from llamaops.core.cpuset import CpuSet
+from llamaops.core.cputimes import parse_cpu_times
 from llamaops.core.engine import Engine
 from llamaops.core.model import Model
 from llamaops.core.plan import Placement
@@ -94,13 +94,9 @@ class _Usage:
 
     @classmethod
     def now(cls, cpus: CpuSet | None) -> _Usage:
-        wanted = None if cpus is None else {f"cpu{cpu}" for cpu in cpus}
-        rows = [row.split() for row in _stat_lines()]
-        rows = [r for r in rows if r[0] != "cpu" and (wanted is None or r[0] in wanted)]
-        # proc_stat(5): user nice system idle iowait irq softirq steal; all but idle and iowait is somebody's work.
-        ticks = sum(sum(map(int, r[1:9])) - int(r[4]) - int(r[5]) for r in rows)
+        times = [used.taken_s for cpu, used in parse_cpu_times(_stat()).items() if cpus is None or cpu in cpus]
         own = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return cls(ticks / os.sysconf("SC_CLK_TCK"), own.ru_utime + own.ru_stime, len(rows), time.monotonic())
+        return cls(sum(times), own.ru_utime + own.ru_stime, len(times), time.monotonic())
 
     def foreign_since(self, before: _Usage) -> float:
         """Return the share of these CPUs that others used since ``before``; 0 where /proc/stat is missing."""
@@ -108,11 +104,11 @@ class _Usage:
         return max(0.0, foreign) / (self.cpus * (self.at - before.at)) if self.cpus else 0.0
 
 
-def _stat_lines() -> list[str]:
+def _stat() -> str:
     try:
-        return [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+        return Path("/proc/stat").read_text()
     except OSError:
-        return []
+        return ""
 
 
 def _measure(tool: Path, model: Model, placement: Placement, wrappers: Sequence[str], env: Mapping[str, str],

@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llamaops import sensors
+from llamaops.core.cputimes import CpuTimes, parse_cpu_times
+
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 STEAL_LIMIT = 0.02
@@ -93,7 +96,7 @@ class Sampler:
             _add_processes(use, self._before, after)
             use.rss_peak_bytes = self._rss or None
         use.frequency_mhz = min(self._frequencies, default=None)
-        use.temperature_c = _temperature(self._root)
+        use.temperature_c = sensors.temperature_celsius(self._root)
         return use
 
 
@@ -135,14 +138,14 @@ def _counters(root: Path, pid: int | None) -> Counters:
 def _machine(root: Path, pid: int | None) -> dict[str, float]:
     out: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
-        ticks = [int(x) for x in (root / "proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        out |= {"total": sum(ticks), "busy": sum(ticks) - ticks[3] - ticks[4], "steal": ticks[7]}
-    cpus = root / "sys/devices/system/cpu"
-    if throttles := list(_numbers(cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))):
-        out["thermal"] = sum(throttles)
+        if times := parse_cpu_times((root / "proc/stat").read_text()).values():
+            all_cpus = sum(times, CpuTimes())
+            out |= {"total": all_cpus.total_s, "busy": all_cpus.taken_s, "steal": all_cpus.steal_s}
+    if throttles := sensors.thermal_throttles(root):
+        out["thermal"] = sum(throttles.values())
     if energy := list(_numbers((root / "sys/class/powercap").glob("intel-rapl:[0-9]/energy_uj"))):
         out["joules"] = sum(energy) / 1e6
-    if (throttled := _quota_throttled(root, pid or os.getpid())) is not None:
+    if (throttled := sensors.throttled_s(root, pid or os.getpid())) is not None:
         out["quota_throttled_s"] = throttled
     return out
 
@@ -151,30 +154,6 @@ def _numbers(paths: Iterator[Path]) -> Iterator[float]:
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
             yield float(path.read_text())
-
-
-def _quota_throttled(root: Path, pid: int) -> float | None:
-    """Return the seconds that CPU quotas, of a process's cgroup and all above it, held their groups back."""
-    found: list[float] = []
-    with contextlib.suppress(OSError):
-        for line in (root / f"proc/{pid}/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            mount = root / "sys/fs/cgroup" / controllers
-            group = mount / path.strip("/")
-            found += [s for folder in (group, *group.parents) if folder.is_relative_to(mount)
-                      and (s := _throttled(folder / "cpu.stat")) is not None]
-    return sum(found) if found else None
-
-
-def _throttled(stat: Path) -> float | None:
-    """Return the throttled seconds of one cgroup: ``throttled_usec`` of v2, ``throttled_time`` (ns) of v1."""
-    with contextlib.suppress(OSError, KeyError, ValueError):
-        values = dict(row.split() for row in stat.read_text().splitlines())
-        v2 = "throttled_usec" in values
-        return int(values["throttled_usec"]) / 1e6 if v2 else int(values["throttled_time"]) / 1e9
-    return None
 
 
 def _tree(pid: int) -> list[int]:
@@ -222,8 +201,3 @@ def _frequency(root: Path) -> float | None:
     khz = list(_numbers((root / "sys/devices/system/cpu").glob("cpufreq/policy*/scaling_cur_freq")))
     return sum(khz) / len(khz) / 1e3 if khz else None
 
-
-def _temperature(root: Path) -> float | None:
-    """Return the hottest thermal zone in °C."""
-    zones = _numbers((root / "sys/class/thermal").glob("thermal_zone*/temp"))
-    return max((millidegrees / 1e3 for millidegrees in zones), default=None)

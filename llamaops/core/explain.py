@@ -107,6 +107,8 @@ class Window:
     throttled: float = 0.0
     pressure: Mapping[str, float] = field(default_factory=dict)
     temperature_celsius: float | None = None
+    thermal_throttles: int = 0
+    """How often the decode CPUs were slowed for heat."""
     slowest_clock: float | None = None
     """The lowest clock of the decode CPUs, relative to what it can be."""
     rss_bytes: int | None = None
@@ -183,10 +185,15 @@ def _stolen(window: Window) -> Iterator[Finding]:
 
 
 def _heat(window: Window) -> Iterator[Finding]:
-    heat, clock = window.temperature_celsius, window.slowest_clock
-    if heat is not None and clock is not None and heat >= HOT_CELSIUS and clock <= SLOWED:
-        yield Finding("heat", f"at {heat:.0f} °C the decode CPUs run at {_percent(clock)} of their clock",
+    heat, clock, count = window.temperature_celsius, window.slowest_clock, window.thermal_throttles
+    is_hot = heat is not None and heat >= HOT_CELSIUS
+    at = f" at {heat:.0f} °C" if heat is not None else ""
+    if clock is not None and clock <= SLOWED and (is_hot or count):
+        yield Finding("heat", f"the decode CPUs run at {_percent(clock)} of their clock{at}",
                       "cool it, or use fewer placement.threads", 1 - clock)
+    elif count:
+        yield Finding("heat", f"the decode CPUs were slowed for heat {count} times in {window.seconds:.0f} s{at}",
+                      "cool it, or use fewer placement.threads", 0.05)
 
 
 def _memory(window: Window) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from llamaops.core.cpuset import CpuSet
+from llamaops.core.cputimes import CpuTimes, parse_cpu_times
 from llamaops.core.notes import Findings
 from llamaops.core.placement import usable_cpus
 from llamaops.core.priority import rt_refusal
@@ -193,15 +194,14 @@ def _tools(files: Root, host: Host) -> Iterator[Check]:
 
 def _hypervisor(files: Root, host: Host) -> Iterator[Check]:
     if host.hypervisor:
-        steal = _cpu_times(files).get("cpu", [0] * 8)
-        share = steal[7] / max(1, sum(steal[:8])) if len(steal) > 7 else 0.0
+        times = sum(_cpu_times(files).values(), CpuTimes())
+        share = times.steal_s / times.total_s if times.total_s else 0.0
         yield Check("hypervisor", "warn" if share > 0.02 else "info", "a virtual machine: cores and caches may be "
                     f"invented, and the host took {share:.1%} of the CPU time since boot")
 
 
-def _cpu_times(files: Root) -> dict[str, list[int]]:
-    rows = (line.split() for line in (files.text("proc/stat") or "").splitlines() if line.startswith("cpu"))
-    return {row[0]: [int(word) for word in row[1:] if word.isdigit()] for row in rows}
+def _cpu_times(files: Root) -> dict[int, CpuTimes]:
+    return parse_cpu_times(files.text("proc/stat") or "")
 
 
 def _load(files: Root, host: Host) -> Iterator[Check]:
@@ -209,8 +209,8 @@ def _load(files: Root, host: Host) -> Iterator[Check]:
     if not files.live or not (before := _cpu_times(files)):
         return
     time.sleep(SAMPLE_SECONDS)
-    busy = {cpu: _busy(before.get(f"cpu{cpu}", []), now) for cpu in decode_cpus(host)
-            if (now := _cpu_times(files).get(f"cpu{cpu}"))}
+    now = _cpu_times(files)
+    busy = {cpu: _busy(now[cpu] - before[cpu]) for cpu in decode_cpus(host) if cpu in before and cpu in now}
     loaded = CpuSet(cpu for cpu, share in busy.items() if share > BUSY_SHARE)
     if loaded:
         yield Check("idle-load", "warn", f"CPUs {loaded} are busy with other work ({max(busy.values()):.0%}): decode "
@@ -219,10 +219,9 @@ def _load(files: Root, host: Host) -> Iterator[Check]:
         yield Check("idle-load", "ok", f"decode CPUs are {1 - max(busy.values()):.0%} idle or more")
 
 
-def _busy(before: list[int], now: list[int]) -> float:
-    """Return the share of time that was neither idle nor waiting for a disk (columns 4 and 5 of /proc/stat)."""
-    spent = [b - a for a, b in zip(before, now, strict=False)]
-    return 1 - sum(spent[3:5]) / sum(spent) if sum(spent) > 0 else 0.0
+def _busy(spent: CpuTimes) -> float:
+    """Return the share of time that was neither idle nor waiting for a disk."""
+    return spent.taken_s / spent.total_s if spent.total_s else 0.0
 
 
 def _autogroup(files: Root, host: Host) -> Iterator[Check]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.plan import Note, Placement
-from llamaops.serve.readings import throttled_s
+from llamaops.sensors import throttled_s
 from llamaops.serve.threads import lift_threads, read_back
 
 FAR_SHARE = 0.1
@@ -75,7 +75,7 @@ class DriftWatch:
         passed, lost = now - before[0], stopped - before[1]
         if lost <= THROTTLED_SHARE * passed:
             return None
-        return Note("degraded", "throttled", f"the cgroup's CPU quota stopped the engine for {lost:.1f} of the last "
+        return Note("degraded", "throttled", f"the cgroup's CPU quota took {lost:.1f} CPU seconds of the last "
                     f"{passed:.0f} s: fewer threads (placement.threads), or a larger quota")
 
 

@@ -97,6 +97,9 @@ class EngineMetrics:
         if reading.hertz:
             yield _gauge("cpu_frequency_hertz", "Clock of the CPUs that decode.", "cpu",
                          {str(cpu): value for cpu, value in reading.hertz.items()})
+        if reading.thermal_throttles:
+            yield _counter("cpu_thermal_throttles", "How often the decode CPUs were slowed for heat since boot.", "cpu",
+                           {str(cpu): count for cpu, count in reading.thermal_throttles.items()})
         if reading.throttled_s is not None:
             yield _counter("cpu_throttled_seconds", "Time for which the cgroup's CPU quota stopped it.", None,
                            {"": reading.throttled_s})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamaops import sensors
 from llamaops.core.cpuset import CpuSet
+from llamaops.core.cputimes import CpuTimes, parse_cpu_times
 
 _POLICIES = {0: "other", 1: "fifo", 2: "rr", 3: "batch", 5: "idle", 6: "deadline", 7: "ext"}
-_CPU_SENSORS = re.compile(r"x86_pkg_temp|cpu|soc|coretemp|k10temp|zenpower", re.IGNORECASE)
 _MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -32,14 +32,6 @@ class ThreadReading:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuReading:
-    """Seconds of one CPU since boot: at work, taken by the hypervisor."""
-
-    busy_s: float
-    steal_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessReading:
     """One process: its name, the CPU it ran on last and the CPU seconds it used."""
 
@@ -54,7 +46,7 @@ class Reading:
 
     at: float
     pid: int | None
-    cpus: dict[int, CpuReading]
+    cpus: dict[int, CpuTimes]
     engine: dict[int, ThreadReading]
     relay: dict[int, ThreadReading]
     rss_bytes: int | None
@@ -66,18 +58,20 @@ class Reading:
     available_bytes: int | None
     hertz: dict[int, float]
     slowest_clock: float | None
+    thermal_throttles: dict[int, int]
 
 
 def read(pid: int | None, watched: CpuSet, root: Path = Path("/")) -> Reading:
     """Look once. ``watched`` are the CPUs whose clock is read: on some machines each costs an interrupt."""
     stat = _stat(root / f"proc/{pid}/stat") if pid else None
-    hertz, slowest = _clocks(root, watched)
+    hertz, slowest = sensors.clocks(root, watched)
     return Reading(
-        at=time.monotonic(), pid=pid, cpus=_cpus(root),
+        at=time.monotonic(), pid=pid, cpus=parse_cpu_times(_text(root / "proc/stat") or ""),
         engine=read_threads(root, pid) if pid else {}, relay=read_threads(root, os.getpid()),
         rss_bytes=_rss(root, pid) if pid else None, cpu_s=(int(stat[11]) + int(stat[12])) * _TICK_S if stat else None,
-        major_faults=int(stat[9]) if stat else 0, throttled_s=throttled_s(root), pressure=_pressure(root),
-        temperature_celsius=_temperature(root), available_bytes=_available(root), hertz=hertz, slowest_clock=slowest,
+        major_faults=int(stat[9]) if stat else 0, throttled_s=sensors.throttled_s(root), pressure=_pressure(root),
+        temperature_celsius=sensors.temperature_celsius(root), available_bytes=_available(root), hertz=hertz,
+        slowest_clock=slowest, thermal_throttles=sensors.thermal_throttles(root, watched),
     )
 
 
@@ -116,30 +110,6 @@ def read_processes(root: Path, ours: set[int]) -> dict[int, ProcessReading]:
     return found
 
 
-def _cpus(root: Path) -> dict[int, CpuReading]:
-    """Read /proc/stat (proc_stat(5)): user nice system idle iowait irq softirq steal."""
-    found = {}
-    for line in (_text(root / "proc/stat") or "").splitlines():
-        words = line.split()
-        if words and words[0].startswith("cpu") and words[0][3:].isdigit() and len(words) >= 5:
-            ticks = [int(w) for w in words[1:9]] + [0] * (9 - len(words))
-            busy = ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]
-            found[int(words[0][3:])] = CpuReading(busy * _TICK_S, ticks[7] * _TICK_S)
-    return found
-
-
-def _clocks(root: Path, cpus: CpuSet) -> tuple[dict[int, float], float | None]:
-    """Return the clock of each CPU in hertz, and the lowest relative to its own greatest."""
-    hertz, shares = {}, []
-    for cpu in sorted(cpus):
-        folder = root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
-        now, most = _number(folder / "scaling_cur_freq"), _number(folder / "cpuinfo_max_freq")
-        if now:
-            hertz[cpu] = now * 1000.0
-            shares += [now / most] if most else []
-    return hertz, min(shares, default=None)
-
-
 def _pressure(root: Path) -> dict[str, float]:
     """Return the share of the last 10 s in which some task waited, by resource (Documentation/accounting/psi.rst)."""
     found = {}
@@ -150,23 +120,11 @@ def _pressure(root: Path) -> dict[str, float]:
     return found
 
 
-def throttled_s(root: Path) -> float | None:
-    """Return for how long a quota of our cgroup or an ancestor has stopped it, the longest of them."""
-    found = []
-    for folder in _folders(root, "cpu"):
-        stat = _pairs(_text(folder / "cpu.stat"), None)
-        if "throttled_usec" in stat:
-            found.append(stat["throttled_usec"] / 1e6)
-        elif "throttled_time" in stat:
-            found.append(stat["throttled_time"] / 1e9)
-    return max(found, default=None)
-
-
 def _available(root: Path) -> int | None:
     """Return how much memory can still be had: MemAvailable, or less where a cgroup's limit is nearer."""
     match = re.search(r"MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo") or "")
     found = [int(match.group(1)) * 1024] if match else []
-    for folder in _folders(root, "memory"):
+    for folder in sensors.cgroup_folders(root, "memory"):
         for limit_name, used_name in _MEMORY_FILES:
             limit, used = _number(folder / limit_name), _number(folder / used_name)
             if limit is not None and used is not None:
@@ -174,27 +132,6 @@ def _available(root: Path) -> int | None:
                 droppable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
                 found.append(max(0, limit - used + droppable))
     return min(found, default=None)
-
-
-def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of our cgroup and its ancestors for one controller, v1 and v2."""
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controllers
-            folder = top / path.lstrip("/")
-            # A container may see only its own part of the tree, then the path leads nowhere and its top is ours.
-            yield from (f for f in (folder, *folder.parents) if f == top or f.is_relative_to(top))
-
-
-def _temperature(root: Path) -> float | None:
-    """Return the hottest CPU sensor; where none says that it is one, the hottest of all."""
-    zones = [(_text(z / "type") or "", _number(z / "temp")) for z in _glob(root / "sys/class/thermal", "thermal_zone*")]
-    zones += [(_text(h / "name") or "", _number(t)) for h in _glob(root / "sys/class/hwmon", "hwmon*")
-              for t in _glob(h, "temp*_input")]
-    known = [(name, value / 1000) for name, value in zones if value is not None and 0 < value < 150_000]
-    of_cpu = [value for name, value in known if _CPU_SENSORS.search(name)]
-    return max(of_cpu or [value for _, value in known], default=None)
 
 
 def _rss(root: Path, pid: int) -> int | None:
@@ -235,9 +172,3 @@ def _numbers(folder: Path) -> list[int]:
     except OSError:
         return []
 
-
-def _glob(folder: Path, pattern: str) -> list[Path]:
-    try:
-        return sorted(folder.glob(pattern))
-    except OSError:
-        return []

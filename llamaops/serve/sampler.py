@@ -226,11 +226,23 @@ def _window(old: Reading, new: Reading, place: Place, cpus: tuple[CpuUse, ...], 
         migrations_per_s=sum(n.migrations - o.migrations for n, o in steps) / seconds,
         switches_per_s=sum(n.voluntary + n.involuntary - o.voluntary - o.involuntary for n, o in steps) / seconds,
         major_faults_per_s=max(0, new.major_faults - old.major_faults) / seconds,
-        throttled=max(0.0, (new.throttled_s or 0.0) - (old.throttled_s or 0.0)) / seconds, pressure=new.pressure,
+        throttled=_throttled(old, new, place) / seconds, pressure=new.pressure,
+        thermal_throttles=_thermal_throttles(old, new),
         temperature_celsius=new.temperature_celsius, slowest_clock=new.slowest_clock, rss_bytes=new.rss_bytes,
         available_bytes=new.available_bytes, others=others, streams=tuple(streams), prompts=tuple(prompts),
         gaps=gaps, events_per_s=events_per_s,
     )
+
+
+def _throttled(old: Reading, new: Reading, place: Place) -> float:
+    """Return for how long a quota stopped the decode CPUs, on average: the kernel adds up what each CPU stood still."""
+    if new.throttled_s is None or old.throttled_s is None:
+        return 0.0
+    return min(new.at - old.at, max(0.0, new.throttled_s - old.throttled_s) / max(1, len(place.decode)))
+
+
+def _thermal_throttles(old: Reading, new: Reading) -> int:
+    return sum(max(0, count - old.thermal_throttles.get(cpu, count)) for cpu, count in new.thermal_throttles.items())
 
 
 def _prompts(streams: list[Stream], ended: list[tuple[float, Stream]], now: float, seconds: float) -> list[Stream]:
@@ -298,7 +310,7 @@ def picture(sampler: Sampler) -> dict[str, Any] | None:
                    "migrations_per_s": round(window.migrations_per_s, 1),
                    "major_faults_per_s": round(window.major_faults_per_s, 1)},
         "throttled": round(window.throttled, 4), "pressure": dict(window.pressure),
-        "temperature_celsius": window.temperature_celsius,
+        "temperature_celsius": window.temperature_celsius, "thermal_throttles": window.thermal_throttles,
         "others": [{"pid": u.pid, "name": u.name, "cpu": u.cpu, "share": round(u.share, 3)} for u in window.others],
     }
 

@@ -46,13 +46,13 @@ def measure(engine: Engine, model: Model, cache: Path) -> Calibration | None:
                                NoProgress())
 
 
-def quiet() -> list[str]:
-    return []
+def quiet() -> str:
+    return ""
 
 
 def test_best_sample_of_each_is_remembered(engine: Engine, model: Model, tmp_path: Path,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_stat_lines", quiet)
+    monkeypatch.setattr(calibrate, "_stat", quiet)
     assert calibrate.find_calibration(engine, model, PLACEMENT, tmp_path) is None
     assert measure(engine, model, tmp_path) == Calibration(250.5, 50.0)
     assert measure(engine, model, tmp_path) == Calibration(250.5, 50.0)
@@ -65,7 +65,7 @@ def test_best_sample_of_each_is_remembered(engine: Engine, model: Model, tmp_pat
 
 def test_another_model_is_measured_anew(engine: Engine, model: Model, tmp_path: Path,
                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_stat_lines", quiet)
+    monkeypatch.setattr(calibrate, "_stat", quiet)
     measure(engine, model, tmp_path)
     Path(model.path).write_text("another model")
     assert calibrate.find_calibration(engine, model, PLACEMENT, tmp_path) is None
@@ -74,13 +74,13 @@ def test_another_model_is_measured_anew(engine: Engine, model: Model, tmp_path: 
 def test_a_busy_machine_is_not_measured(engine: Engine, model: Model, tmp_path: Path,
                                         monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count(step=1000)  # ten seconds of work between any two looks
-    monkeypatch.setattr(calibrate, "_stat_lines", lambda: [f"cpu0 {next(ticks)} 0 0 0 0 0 0 0 0 0"])
+    monkeypatch.setattr(calibrate, "_stat", lambda: f"cpu0 {next(ticks)} 0 0 0 0 0 0 0 0 0")
     assert measure(engine, model, tmp_path) is None
     assert not (tmp_path / "calls").exists()
 
 
 def test_no_bench_no_rates(engine: Engine, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_stat_lines", quiet)
+    monkeypatch.setattr(calibrate, "_stat", quiet)
     Path(engine.path).with_name("llama-bench").write_text("#!/bin/sh\nexit 1\n")
     assert measure(engine, model, tmp_path) is None
     Path(engine.path).with_name("llama-bench").unlink()

@@ -12,7 +12,7 @@ from llamaops.bench.priority import raised_priority
 from llamaops.bench.sampling import Sampler, SystemUse
 
 BEFORE = {
-    "proc/stat": "cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1 2 3\n",
+    "proc/stat": "cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 40 0 50 300 0 0 0 0 0 0\ncpu1 60 0 50 500\ncpu2 1 2 3\n",
     "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "5\n",
     "sys/devices/system/cpu/cpu0/thermal_throttle/package_throttle_count": "5\n",
     "sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq": "2000000\n",
@@ -40,7 +40,7 @@ def between(root: Path, before: dict[str, str], after: dict[str, str]) -> System
 
 def test_a_machine_in_two_moments(tmp_path: Path) -> None:
     use = between(tmp_path, BEFORE, {
-        "proc/stat": "cpu  150 0 130 1000 0 0 0 20 0 0\n",
+        "proc/stat": "cpu  150 0 130 1000 0 0 0 20 0 0\ncpu0 90 0 80 300 0 0 0 20 0 0\ncpu1 60 0 50 700\n",
         "sys/class/powercap/intel-rapl:0/energy_uj": "43000000\n",
     })
     assert use.cpu_ratio == pytest.approx(100 / 300) and use.steal_ratio == pytest.approx(20 / 300)

@@ -24,7 +24,8 @@ from running import LLAMAOPS, ROOT, Running, Up, await_true
 
 GRAFANA = ROOT / "templates" / "grafana"
 MACHINE_DEPENDENT = {"llamaops_temperature_celsius", "llamaops_cpu_frequency_hertz", "llamaops_pressure_ratio",
-                     "llamaops_cpu_throttled_seconds_total", "llamaops_memory_available_bytes"}
+                     "llamaops_cpu_throttled_seconds_total", "llamaops_cpu_thermal_throttles_total",
+                     "llamaops_memory_available_bytes"}
 """What not every machine tells; tests/serve/test_metrics_engine.py shows them on a made one."""
 
 needs_browser = pytest.mark.skipif(browser.missing() is not None, reason=browser.missing() or "")

@@ -275,7 +275,8 @@ DOCTOR = {
     "sys/fs/cgroup/a/cpu.stat": "nr_periods 10\nnr_throttled 4",
     "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": 7,
     "sys/devices/system/node/node0/cpulist": "0-1", "sys/devices/system/node/node1/cpulist": "",
-    "proc/sys/kernel/numa_balancing": 1, "proc/cpuinfo": "flags: hypervisor", "proc/stat": "cpu 50 0 0 40 0 0 0 10 0 0",
+    "proc/sys/kernel/numa_balancing": 1, "proc/cpuinfo": "flags: hypervisor",
+    "proc/stat": "cpu0 50 0 0 40 0 0 0 10 0 0",
 }
 
 

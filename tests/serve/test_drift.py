@@ -71,7 +71,7 @@ def test_a_quota_that_stops_the_engine_is_told_while_it_does(root: Path) -> None
     now[0], _ = 60.0, stat.write_text("nr_throttled 90\nthrottled_usec 4200000\n")
     (note,) = watch.look(GONE, PLAN)
     assert (note.level, note.code) == ("degraded", "throttled")
-    assert "4.2 of the last 60 s" in note.text
+    assert "took 4.2 CPU seconds of the last 60 s" in note.text
     now[0], _ = 120.0, stat.write_text("nr_throttled 91\nthrottled_usec 4500000\n")
     assert codes(watch) == []  # half a per cent is not felt
     now[0] = 180.0

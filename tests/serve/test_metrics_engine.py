@@ -49,7 +49,8 @@ def stat(name: str, cpu: int, ticks: int, faults: int = 0, policy: int = 0) -> s
     return f"77 ({name}) {' '.join(field)}"
 
 
-def machine(root: Path, *, ran_s: float = 0.0, waited_s: float = 0.0, busy_s: float = 0.0, hog_s: float = 0.0) -> None:
+def machine(root: Path, *, ran_s: float = 0.0, waited_s: float = 0.0, busy_s: float = 0.0, hog_s: float = 0.0,
+            throttles: int = 0) -> None:
     """Write the files of a machine whose engine, pid 77, has one thread on CPU 3; pid 812 is a hog there."""
     ticks, thread = round(busy_s * 100), "proc/77/task/77"
     write(root, {
@@ -68,6 +69,8 @@ def machine(root: Path, *, ran_s: float = 0.0, waited_s: float = 0.0, busy_s: fl
         "proc/pressure/cpu": "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\n",
         "sys/devices/system/cpu/cpu3/cpufreq/scaling_cur_freq": "1800000\n",
         "sys/devices/system/cpu/cpu3/cpufreq/cpuinfo_max_freq": "3600000\n",
+        "sys/devices/system/cpu/cpu3/thermal_throttle/core_throttle_count": f"{throttles}\n",
+        "sys/devices/system/cpu/cpu3/thermal_throttle/package_throttle_count": "2\n",
         "sys/class/thermal/thermal_zone0/type": "battery\n", "sys/class/thermal/thermal_zone0/temp": "99000\n",
         "sys/class/thermal/thermal_zone1/type": "x86_pkg_temp\n", "sys/class/thermal/thermal_zone1/temp": "71500\n",
     })
@@ -94,13 +97,14 @@ class Relayed:
 
 
 def test_a_reading_of_a_made_machine(tmp_path: Path) -> None:
-    machine(tmp_path, ran_s=1.5, waited_s=0.25, busy_s=3)
+    machine(tmp_path, ran_s=1.5, waited_s=0.25, busy_s=3, throttles=5)
     seen = read(77, CpuSet([3]), tmp_path)
     thread = seen.engine[77]
     assert (thread.cpu, thread.policy, thread.run_s, thread.wait_s) == (3, "rr", 1.5, 0.25)
     assert (thread.voluntary, thread.involuntary, thread.migrations) == (30, 12, 4)
     assert (seen.cpus[3].busy_s, seen.cpus[3].steal_s, seen.major_faults) == (3.0, 0.07, 12)
     assert (seen.throttled_s, seen.pressure, seen.temperature_celsius) == (2.5, {"cpu": 0.125}, 71.5)
+    assert seen.thermal_throttles == {3: 7}
     assert (seen.hertz, seen.slowest_clock, seen.available_bytes) == ({3: 1.8e9}, 0.5, 150_000)
     assert seen.rss_bytes == 300 * os.sysconf("SC_PAGE_SIZE")
 
@@ -204,8 +208,8 @@ PROMISED = [
     "ttft_seconds", "itl_seconds", "e2e_seconds", "queue_seconds", "requests", "requests_in_flight", "queue_depth",
     "prompt_tokens", "output_tokens", "engine_state", "engine_restarts", "engine_rss_bytes", "engine_cpu_seconds",
     "engine_context_switches", "engine_threads", "engine_cpu_migrations", "cpu_utilization_ratio",
-    "cpu_frequency_hertz", "cpu_throttled_seconds", "pressure_ratio", "temperature_celsius", "plan_notes",
-    "build_info", "engine_prompt_tokens", "engine_tokens_predicted", "memory_available_bytes",
+    "cpu_frequency_hertz", "cpu_throttled_seconds", "cpu_thermal_throttles", "pressure_ratio", "temperature_celsius",
+    "plan_notes", "build_info", "engine_prompt_tokens", "engine_tokens_predicted", "memory_available_bytes",
 ]
 
 
