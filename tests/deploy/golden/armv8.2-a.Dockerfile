@@ -5,7 +5,7 @@ ARG PYTHON=docker.io/library/python:3.12-slim-bookworm
 
 FROM ${PYTHON} AS build
 RUN apt-get update \
- && apt-get install -y --no-install-recommends cmake g++ ninja-build \
+ && apt-get install -y --no-install-recommends cmake g++ ninja-build patch \
  && rm -rf /var/lib/apt/lists/*
 ARG LLAMAOPS=llamaops==0.1.0
 WORKDIR /context
