@@ -134,6 +134,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def stamp(path: Path, sha256: str) -> dict[str, Any]:
+    """Return what tells later that a file of this checksum is still the same, without reading it."""
+    info = path.stat()
+    return {"file": path.name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": sha256}
+
+
+def is_still(path: Path, stamped: Mapping[str, Any]) -> bool:
+    """Tell whether the file is what `stamp` saw; its checksum is only computed when size or time differ."""
+    try:
+        info = path.stat()
+        same = [info.st_size, info.st_mtime_ns] == [stamped["size"], stamped["mtime_ns"]]
+        return same or sha256_of(path) == stamped["sha256"]
+    except (OSError, KeyError):
+        return False
+
+
 def sha256_of(path: Path) -> str:
     """Return the file's SHA-256 as hexadecimal text."""
     with path.open("rb") as file:

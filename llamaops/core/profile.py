@@ -64,7 +64,7 @@ class ModelSection(Section):
     """Which model, and how it is served."""
 
     source: SourceText = Field(
-        description="hf:ORG/REPO[@REV][:FILE or QUANT], path:FILE_OR_DIR or wheel:PKG==VER[:MEMBER].")
+        description="hf:ORG/REPO[@REV][:FILE or QUANT], path:FILE_OR_DIR, wheel:PKG==VER[:MEMBER] or https://HOST/FILE.")
     sha256: Sha256 | None = Field(default=None, description="SHA-256 of the GGUF; hub checksums are always checked.")
     quantize: QuantName | None = Field(
         default=None, description="Quant type to make, such as Q4_K_M; null serves the file as it is.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from urllib.parse import unquote, urlsplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,35 @@ class WheelSource:
         return f"wheel:{self.package}=={self.version}" + (f":{self.member}" if self.member else "")
 
 
-Source = HubSource | PathSource | WheelSource
+@dataclass(frozen=True, slots=True)
+class UrlSource:
+    """A GGUF at a URL; as text its query, which may be a signature, is left out."""
 
-GRAMMAR = "hf:ORG/REPO[@REV][:FILE or QUANT], path:FILE_OR_DIR or wheel:PKG==VER[:MEMBER]"
+    url: str
+
+    @property
+    def name(self) -> str:
+        """The file's name, safe to be one here."""
+        last = unquote(urlsplit(self.url).path).rpartition("/")[2]
+        name = re.sub(r"[^\w.+-]+", "_", last).lstrip(".-") or "model"
+        return name if name.lower().endswith(".gguf") else f"{name}.gguf"
+
+    def __str__(self) -> str:
+        address, query, _ = self.url.partition("?")
+        return address + ("?…" if query else "")
+
+
+Source = HubSource | PathSource | WheelSource | UrlSource
+
+GRAMMAR = "hf:ORG/REPO[@REV][:FILE or QUANT], path:FILE_OR_DIR, wheel:PKG==VER[:MEMBER] or https://HOST/FILE"
 QUANT = re.compile(r"F16|F32|BF16|COPY|[IT]?Q[0-9]+(_[A-Z0-9]+)+|[A-Z]+FP[0-9]+(_[A-Z0-9]+)*")
 """The shape of llama.cpp's quant type names; which of them exist is the engine's to say."""
 
 _HUB = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<rev>[\w./-]+))?(:(?P<part>.+))?", re.ASCII)
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?huggingface\.co/(?P<repo>[\w.-]+/[\w.-]+)/?"
+    r"((?:resolve|blob|tree)/(?P<rev>[^/?#]+)/?(?P<file>[^?#]*))?([?#].*)?", re.ASCII
+)
 _WHEEL = re.compile(
     r"(?P<package>[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)==(?P<version>[0-9][\w.!+-]*)(:(?P<member>.+))?", re.ASCII
 )
@@ -65,7 +89,9 @@ def parse_source(text: str) -> Source:
     if any(ord(char) < 0x20 for char in text):
         raise ValueError("a source can't hold control characters")
     scheme, colon, rest = text.strip().partition(":")
-    parsers: dict[str, Callable[[str], Source]] = {"hf": _hub, "path": _path, "wheel": _wheel}
+    parsers: dict[str, Callable[[str], Source]] = {
+        "hf": _hub, "path": _path, "wheel": _wheel, "https": partial(_url, "https"), "http": partial(_url, "http"),
+    }  # fmt: skip
     parse = parsers.get(scheme) if colon else None
     if parse is None:
         raise ValueError(f"a source is {GRAMMAR}{_meant(text)}")
@@ -100,6 +126,22 @@ def _wheel(rest: str) -> WheelSource:
     return WheelSource(found["package"], found["version"], None if member is None else _inside(member))
 
 
+def _url(scheme: str, rest: str) -> UrlSource:
+    url = f"{scheme}:{rest}"
+    if meant := _of_hub(url):
+        raise ValueError(f"a model of the hub is fetched by its name, with its checksum; did you mean {meant}?")
+    try:
+        parts = urlsplit(url)
+        whole = rest.startswith("//") and parts.hostname and parts.path.strip("/") and parts.port != 0
+    except ValueError as exc:
+        raise ValueError(f"this is no URL: {exc}") from None
+    if not whole or " " in rest:
+        raise ValueError("a URL is https://HOST/FILE")
+    if parts.username is not None:
+        raise ValueError("a URL with a password in it would end up in plans and logs; use one without")
+    return UrlSource(url.partition("#")[0])
+
+
 def _inside(path: str) -> str:
     parts = path.replace("\\", "/").split("/")
     if any(part in ("", ".", "..") for part in parts):
@@ -107,9 +149,16 @@ def _inside(path: str) -> str:
     return path
 
 
+def _of_hub(url: str) -> str | None:
+    """Return the hub source that the address of one of the hub's pages means."""
+    found = _HUB_PAGE.fullmatch(url)
+    if found is None:
+        return None
+    revision = f"@{found['rev']}" if found["rev"] not in (None, "main") else ""
+    return f"hf:{found['repo']}{revision}" + (f":{found['file']}" if found["file"] else "")
+
+
 def _meant(text: str) -> str:
-    if found := re.fullmatch(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)/?", text, re.ASCII):
-        return f"; did you mean hf:{found[1]}?"
     if text.startswith(("/", "./", "../", "~")) or text.endswith(".gguf"):
         return f"; did you mean path:{text}?"
     if _WHEEL.fullmatch(text):

@@ -166,6 +166,22 @@ def test_the_token_is_sent_but_not_to_the_other_host(
     assert second.authorization is None
 
 
+def test_the_token_of_the_login_file_is_sent_and_never_shown(hub: FakeHub, tmp_path: Path) -> None:
+    secret = "hf_FromTheLoginFile"
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/token").write_text(f"{secret}\n")
+    env = {**os.environ, "HF_ENDPOINT": hub.url, "LLAMAOPS_CACHE": str(tmp_path / "cache")}
+    pull = [*LLAMAOPS, "--debug", "model", "pull", str(SOURCE)]
+    done = subprocess.run(pull, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {r.authorization for r in hub.requests if hub.repo in r.path} == {f"Bearer {secret}"}
+    hub.api_status, hub.error_code = 403, "GatedRepo"
+    more = subprocess.run(pull, env=env, capture_output=True, text=True, check=False)
+    assert more.returncode == 69
+    assert f"accept the licence at {hub.url}/org/model" in more.stderr
+    assert secret not in done.stdout + done.stderr + more.stdout + more.stderr
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind", "says"),
     [

