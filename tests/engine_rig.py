@@ -69,7 +69,7 @@ class Rig:
         return made
 
 
-def drive(work: Callable[[], Awaitable[None]], *, seconds: float = 20) -> None:
+def drive(work: Callable[[], Awaitable[None]], *, seconds: float = 120) -> None:
     async def limited() -> None:
         async with asyncio.timeout(seconds):
             await work()

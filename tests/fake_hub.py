@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             entry.sent += len(body[:1000])
             if self.hub.hold is not None and not entry.path.startswith("/api/"):
                 self.wfile.flush()
-                self.hub.hold.wait(10)
+                self.hub.hold.wait(60)
             self.wfile.write(body[1000:])
             entry.sent += len(body[1000:])
         if cut:

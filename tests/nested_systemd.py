@@ -107,7 +107,7 @@ class Nested:
 
     def _await_child(self) -> int:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while time.monotonic() < until and self._process.poll() is None:
             for pid in children.read_text().split():
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(str(SYSTEMD).encode()):
@@ -116,7 +116,7 @@ class Nested:
         raise Unsupported(f"it did not start: {self._said()}")
 
     def _await_running(self) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             if self.run("systemctl", "is-system-running", check=False).strip() in ("running", "degraded"):
                 self.run("systemctl", "start", "systemd-journald.service", check=False)
@@ -148,7 +148,7 @@ class Nested:
         """End it with everything that runs inside, and remove its cgroups."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)  # --kill-child takes PID 1 along, and that all others
-        self._process.wait(20)
+        self._process.wait(60)
         self._log.close()
         for folder in Path("/sys/fs/cgroup").glob(f"**/{self._name}"):
             for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
@@ -157,7 +157,7 @@ class Nested:
 
 
 def _rmdir(folder: Path) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while folder.exists() and time.monotonic() < until:
         try:
             folder.rmdir()

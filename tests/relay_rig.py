@@ -23,7 +23,7 @@ STREAM_HEAD = (
 )
 
 
-def run(main: Coroutine[Any, Any, None], within: float = 20) -> None:
+def run(main: Coroutine[Any, Any, None], within: float = 120) -> None:
     """Run a test on the loop that the product uses; a hang fails."""
 
     async def bounded() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -57,9 +56,7 @@ def test_idle_is_called_while_nothing_is_said() -> None:
 
 
 def test_a_grandchild_that_keeps_the_pipe_does_not_hold_us() -> None:
-    started = time.monotonic()
-    done = run(sh("sleep 30 & echo $!"), env=env())
-    assert time.monotonic() - started < 10
+    done = run(sh("sleep 987 & echo $!"), env=env())  # longer than a test may take
     psutil.Process(int(done.tail)).kill()
 
 
@@ -72,7 +69,7 @@ def test_an_exception_of_a_callback_ends_the_whole_group() -> None:
 
     with pytest.raises(ValueError, match="enough"):
         run(sh("sleep 987 & echo $!; wait"), env=env(), on_line=stop)
-    await_true(lambda: not psutil.pid_exists(pids[0]) or psutil.Process(pids[0]).status() == "zombie", within=5,
+    await_true(lambda: not psutil.pid_exists(pids[0]) or psutil.Process(pids[0]).status() == "zombie",
                what="the grandchild is gone")
 
 
@@ -82,10 +79,8 @@ def test_one_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> 
     def stop(_line: str) -> None:
         raise KeyboardInterrupt
 
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run(sh("trap '' TERM; echo ready; while :; do sleep 1; done"), env=env(), on_line=stop)
-    assert time.monotonic() - started < 5
+        run(sh("trap '' TERM; echo ready; while :; do sleep 1; done"), env=env(), on_line=stop)  # returns at all
 
 
 def test_cancel_from_another_thread() -> None:

@@ -36,12 +36,15 @@ def test_a_large_file_with_a_large_vocabulary_is_read_quickly(tmp_path: Path) ->
         "tokenizer.ggml.tokens": [f"token{i}" for i in range(150_000)],
         "tokenizer.ggml.merges": [f"a b{i}" for i in range(150_000)],
     }
-    path = put(tmp_path / "m.gguf", gguf(fields))
+    began = time.process_time()
+    data = gguf(fields)
+    making_s = time.process_time() - began
+    path = put(tmp_path / "m.gguf", data)
     with path.open("r+b") as file:
         file.truncate(100 << 20)
-    started = time.process_time()
+    began = time.process_time()
     model = read_model(path)
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - began < 2 * making_s  # a third of it in truth
     assert model.vocab == 150_000
 
 

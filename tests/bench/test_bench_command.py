@@ -98,10 +98,10 @@ def test_an_interrupt_stops_everything(number: int) -> None:
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     own = psutil.Process(process.pid)
     await_true(lambda: any("stress" in " ".join(p.cmdline()) or "burn" in " ".join(p.cmdline())
-                           for p in own.children(recursive=True)), within=20, what="noise is made")
+                           for p in own.children(recursive=True)), what="noise is made")
     children = own.children(recursive=True)
     process.send_signal(number)
-    assert process.wait(20) == 128 + number
+    assert process.wait(60) == 128 + number
     process.communicate()
     assert len(children) >= 2
-    await_true(lambda: gone(children), within=3, what="nothing is left")
+    await_true(lambda: gone(children), what="nothing is left")

@@ -62,11 +62,15 @@ def test_workers_work_and_are_gone_afterwards(generator: str, where: str) -> Non
 def test_the_load_is_about_what_was_asked_for(generator: str) -> None:
     with making_noise(Noise(cpu=1, load=25)):
         workers = below_us()
-        times = [sum(p.cpu_times()[:2]) for p in workers]
-        until = time.monotonic() + 1
-        await_true(lambda: time.monotonic() > until, within=3, what="a second passes")
-        used = sum(sum(p.cpu_times()[:2]) for p in workers) - sum(times)
-    assert 0.1 < used < 0.6
+
+        def share() -> float:
+            """Return how much of a CPU the workers used in a second; on a busy machine they get less now and then."""
+            before, began = [sum(p.cpu_times()[:2]) for p in workers], time.monotonic()
+            await_true(lambda: time.monotonic() > began + 1, what="a second passes")
+            used = sum(sum(p.cpu_times()[:2]) for p in workers) - sum(before)
+            return used / (time.monotonic() - began)
+
+        await_true(lambda: 0.1 < share() < 0.6, what="about a quarter of a CPU is used")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -83,10 +87,10 @@ def test_a_killed_bench_leaves_no_noise(number: int) -> None:
     assert process.stdout is not None and process.stdout.readline() == b"on\n"
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    process.wait(10)
+    process.wait(60)
     process.stdout.close()
     assert len(workers) >= 3
-    await_true(lambda: gone(workers), within=3, what="the noise is gone")
+    await_true(lambda: gone(workers), what="the noise is gone")
 
 
 def test_a_cgroup_of_its_own() -> None:

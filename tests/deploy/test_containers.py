@@ -146,7 +146,7 @@ def test_systemd_finds_nothing_to_say_to_any_of_them(tmp_path: Path) -> None:
     paths = [tmp_path / f"llamaops-{case}.service" for case in CASES]
     for path, case in zip(paths, CASES, strict=True):
         path.write_text(unit(case))
-    answer = subprocess.run(["systemd-analyze", "verify", *paths], capture_output=True, text=True, timeout=60,
+    answer = subprocess.run(["systemd-analyze", "verify", *paths], capture_output=True, text=True, timeout=120,
                             env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
 
@@ -175,7 +175,8 @@ def test_kustomize_builds_it_with_every_component(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("components: []", "components:").replace("#  - comp", "  - comp"))
-    answer = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, text=True, timeout=120,
+                            check=False)
     assert answer.returncode == 0, answer.stderr
     built = {document["kind"]: document for document in yaml.safe_load_all(answer.stdout)}
     assert {"ConfigMap", "ServiceMonitor", "HorizontalPodAutoscaler"} < set(built)

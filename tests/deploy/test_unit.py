@@ -92,7 +92,7 @@ def test_systemd_finds_nothing_to_say(name: str, tmp_path: Path) -> None:
     unit.write_text(render(profile, plan, **{**site, "executable": str(program), "systemd_version": systemd_version()}))
     manager = ["--user"] if site.get("user") else []
     answer = subprocess.run(["systemd-analyze", *manager, "verify", str(unit)], capture_output=True, text=True,
-                            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}, timeout=60, check=False)
+                            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}, timeout=120, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
@@ -101,7 +101,7 @@ def test_the_default_unit_is_well_fenced(tmp_path: Path) -> None:
     unit = tmp_path / "llamaops-x.service"
     unit.write_text(render())
     answer = subprocess.run(["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", str(unit)],
-                            capture_output=True, text=True, timeout=60, check=False)
+                            capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stdout[-200:] + answer.stderr
 
 
@@ -126,7 +126,7 @@ def manager() -> Iterator[Any]:
         def load(text: str) -> str:
             (folder / "x.service").write_text(text, encoding="utf-8")
             answer = subprocess.run([*as_anybody(), SYSTEMD, "--test", "--user", "--unit=x.service"], env=env,
-                                    capture_output=True, text=True, timeout=60, check=False)
+                                    capture_output=True, text=True, timeout=120, check=False)
             found = re.search(r"-> Unit x\.service:\n(.*?)(?=\n[ \t]*-> Unit |\Z)", answer.stdout, re.DOTALL)
             if not found:
                 pytest.skip(f"systemd's test mode does not run here: {answer.stderr.strip()[-200:]}")

@@ -24,7 +24,7 @@ def engine_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Find or build the real engine (minutes on a fresh machine)."""
     done = subprocess.run([*LLAMAOPS, "engine", "build"], stdout=subprocess.PIPE, text=True, timeout=3600)
     assert done.returncode == 0
-    located = subprocess.run([*LLAMAOPS, "engine", "locate"], stdout=subprocess.PIPE, text=True, timeout=60)
+    located = subprocess.run([*LLAMAOPS, "engine", "locate"], stdout=subprocess.PIPE, text=True, timeout=120)
     assert located.returncode == 0
     return located.stdout.strip()
 
@@ -72,10 +72,10 @@ def up(env: dict[str, str], tmp_path: Path, model_path: str) -> Iterator[Up]:
         if running.process.poll() is None:
             running.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                running.process.wait(40)
+                running.process.wait(60)
         if running.process.poll() is None:
             running.process.kill()
             pytest.fail(f"llamaops did not stop on SIGTERM: {running.stderr.read_text()}")
         assert running.process.stdout is not None
         running.process.stdout.close()
-        await_true(lambda c=children: gone(c), within=3, what="every child of llamaops is gone")
+        await_true(lambda c=children: gone(c), what="every child of llamaops is gone")

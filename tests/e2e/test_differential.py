@@ -159,7 +159,7 @@ def foreign(response: httpx.Response) -> dict[str, str]:
 
 
 def test_where_the_relay_is_meant_to_differ(up: Up) -> None:
-    with httpx.Client(base_url=up().url, timeout=60) as relay:
+    with httpx.Client(base_url=up().url, timeout=120) as relay:
         for ask, status, code, why in INTENDED:
             answer = ask.send(relay)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), (ask, why)

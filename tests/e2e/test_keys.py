@@ -26,7 +26,7 @@ def test_keys_open_the_relay_and_show_nowhere(up: Up, tmp_path: Path) -> None:
     profile.write_text(QUICKSTART.read_text() + "  api_keys: {file: keys.txt}\n")
     (tmp_path / "units").mkdir()
     running = up(profile=profile)
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=120) as client:
         for headers in ({}, bearer("sk-wrong"), bearer(DIGEST), {"x-api-key": PLAIN[:-1]}, {"Authorization": "x"}):
             for path in ("/v1/models", "/slots", "/metrics", "/status", "/nowhere"):
                 assert client.get(path, headers=headers).status_code == 401, (headers, path)
@@ -40,7 +40,7 @@ def test_keys_open_the_relay_and_show_nowhere(up: Up, tmp_path: Path) -> None:
         keys.write_text(f"bob:sha256$salt${DIGEST}\ncy:{LATER}\n")
         reloaded = running.cli("reload", "quickstart")
         assert reloaded.returncode == 0, reloaded.stderr
-        await_true(lambda: client.get("/v1/models", headers=bearer(LATER)).status_code == 200, within=5, what="new key")
+        await_true(lambda: client.get("/v1/models", headers=bearer(LATER)).status_code == 200, what="new key")
         assert client.get("/v1/models", headers=bearer(PLAIN)).status_code == 401
         assert client.get("/v1/models", headers=bearer(HASHED)).status_code == 200
         assert running.engine().pid == engine, "keys need no new engine"
@@ -62,7 +62,7 @@ def test_keys_open_the_relay_and_show_nowhere(up: Up, tmp_path: Path) -> None:
 def test_only_pages_on_the_list_may_call(up: Up) -> None:
     ours, other = "https://chat.example", "https://evil.example"
     ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type"}
-    with httpx.Client(base_url=up("--set", f"serve.cors_origins=['{ours}']").url, timeout=60) as client:
+    with httpx.Client(base_url=up("--set", f"serve.cors_origins=['{ours}']").url, timeout=120) as client:
         for origin, allowed in ((ours, ours), (other, None), ("null", None)):
             preflight = client.options("/v1/chat/completions", headers={"Origin": origin} | ask)
             answers = [preflight, client.post("/v1/chat/completions", json=CHAT | {"stream": True},

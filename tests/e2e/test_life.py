@@ -18,7 +18,7 @@ def test_ctrl_c_stops_everything(up: Up) -> None:
     children = descendants(running.process.pid)
     assert [p.name() for p in children] == ["llama-server"]
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(15) == 0, running.stderr.read_text()
+    assert running.process.wait(60) == 0, running.stderr.read_text()
     assert gone(children)
 
 
@@ -26,7 +26,7 @@ def test_kill_nine_leaves_no_engine(up: Up) -> None:
     running = up()
     children = descendants(running.process.pid)
     running.process.kill()
-    await_true(lambda: gone(children), within=3, what="the engine is gone")
+    await_true(lambda: gone(children), what="the engine is gone")
     again = up()
     assert httpx.get(f"{again.url}/readyz").status_code == 200
 
@@ -35,8 +35,8 @@ def test_a_killed_engine_comes_back(up: Up) -> None:
     running = up()
     first = running.engine().pid
     os.kill(first, signal.SIGKILL)
-    await_true(lambda: httpx.get(f"{running.url}/readyz").status_code == 503, within=1, what="death is noticed")
-    await_true(lambda: httpx.get(f"{running.url}/readyz").status_code == 200, within=15, what="service is back")
+    await_true(lambda: httpx.get(f"{running.url}/readyz").status_code == 503, what="death is noticed")
+    await_true(lambda: httpx.get(f"{running.url}/readyz").status_code == 200, what="service is back")
     status = running.status()
     assert status["restarts"] == 1
     assert "SIGKILL" in json.dumps(status["last_exit"])
@@ -46,13 +46,13 @@ def test_a_killed_engine_comes_back(up: Up) -> None:
 def test_streams_finish_on_sigterm(up: Up) -> None:
     running = up()
     body = {"prompt": "Once upon a time", "max_tokens": 100, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=120) as response:
         lines = response.iter_lines()
         next(lines)
         running.process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
-    assert running.process.wait(15) == 0
+    assert running.process.wait(60) == 0
 
 
 def test_status_logs_stop_and_chat(up: Up) -> None:
@@ -70,7 +70,7 @@ def test_status_logs_stop_and_chat(up: Up) -> None:
     assert str(running.process.pid) in taken.stderr
     stopped = running.cli("stop")
     assert stopped.returncode == 0, stopped.stderr
-    assert running.process.wait(5) == 0
+    assert running.process.wait(60) == 0
     assert running.cli("status", "quickstart").returncode == 64
     assert running.cli("chat", "Hi").returncode == 64
 
@@ -82,9 +82,9 @@ def test_detach_returns_when_ready(env: dict[str, str], model_path: str) -> None
     url = done.stdout.strip()
     assert httpx.get(f"{url}/readyz").status_code == 200
     status = json.loads(subprocess.run([*LLAMAOPS, "status", "quickstart", "--json"], env=env, capture_output=True,
-                                       text=True, timeout=30, check=True).stdout)
+                                       text=True, timeout=120, check=True).stdout)
     engine = psutil.Process(status["pid"])
-    assert subprocess.run([*LLAMAOPS, "stop"], env=env, timeout=60).returncode == 0
+    assert subprocess.run([*LLAMAOPS, "stop"], env=env, timeout=120).returncode == 0
     assert gone([engine])
 
 

@@ -19,5 +19,5 @@ def test_many_connections_all_get_their_answers() -> None:
     results = json.loads(done.stdout)
     assert [r["failures"] for r in results] == [0, 0]
     assert all(r["answers"] >= r["connections"] for r in results)
-    # Twice is what a quiet machine keeps; a test runs beside others.
-    assert all(r["ratio"] < 6 for r in results), results
+    # Twice is what a quiet machine keeps; a test runs beside others. Who is passed over waits 20 times as long.
+    assert all(r["ratio"] < 10 for r in results), results

@@ -12,7 +12,7 @@ from running import LLAMAOPS, QUICKSTART
 
 
 def llamaops(*args: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*LLAMAOPS, *args], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*LLAMAOPS, *args], env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_unreadable_model(profile: Path, env: dict[str, str], engine_path: str) 
     drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
     command = [*LLAMAOPS, "up", str(profile), "--set", "serve.port=0"]
     done = subprocess.run([*drop, *command] if os.geteuid() == 0 else command, env=env, capture_output=True, text=True,
-                          timeout=60)
+                          timeout=120)
     assert done.returncode == 69
     assert "Permission denied" in done.stderr
 

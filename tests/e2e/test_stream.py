@@ -80,7 +80,7 @@ def test_curl_sees_events_and_engine_errors(up: Up) -> None:
     running = up()
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 4})
     done = subprocess.run(["curl", "-sN", f"{running.url}/v1/chat/completions", "-d", body], capture_output=True,
-                          text=True, timeout=60, check=True)
+                          text=True, timeout=120, check=True)
     events = [line for line in done.stdout.splitlines() if line]
     assert events[-1] == "data: [DONE]"
     assert len(events) >= 5
@@ -90,8 +90,8 @@ def test_curl_sees_events_and_engine_errors(up: Up) -> None:
 
 
 # Without a stream, llama-server looks once a second whether its client is still there (docs/adr/0012).
-@pytest.mark.parametrize(("stream", "within"), [(True, 1), (False, 1.5)])
-def test_client_gone_frees_the_slot(up: Up, stream: bool, within: float) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_gone_frees_the_slot(up: Up, stream: bool) -> None:
     running = up()
     body = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": stream, "ignore_eos": True}
     with running.engine_client() as engine:
@@ -100,15 +100,18 @@ def test_client_gone_frees_the_slot(up: Up, stream: bool, within: float) -> None
             return any(slot["is_processing"] for slot in engine.get("/slots").json())
 
         async def ask_and_leave() -> None:
-            async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=running.url, timeout=120) as client:
                 task = asyncio.create_task(client.post("/v1/completions", json=body))
                 while not await asyncio.to_thread(busy):
                     await asyncio.sleep(0.02)
                 task.cancel()
 
         asyncio.run(ask_and_leave())
-        await_true(lambda: running.status()["requests"]["in_flight"] == 0, within=1, what="the relay let go")
-        await_true(lambda: not busy(), within=within, what="the slot is free")
+        await_true(lambda: running.status()["requests"]["in_flight"] == 0, what="the relay let go")
+        await_true(lambda: not busy(), what="the slot is free")
+        page = engine.get("/metrics").text
+        generated = re.search(r"^llamacpp:tokens_predicted_total (\S+)$", page, re.MULTILINE)
+        assert generated and float(generated[1]) < 3000  # of 4000: it was cut short, not awaited
 
 
 def test_health_and_ready(up: Up) -> None:

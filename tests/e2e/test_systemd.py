@@ -26,7 +26,7 @@ url = "http://127.0.0.1:8080/v1/chat/completions"
 request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
 for _ in range(100):
     try:
-        print(json.load(urllib.request.urlopen(request, timeout=60))["usage"]["completion_tokens"])
+        print(json.load(urllib.request.urlopen(request, timeout=120))["usage"]["completion_tokens"])
         break
     except urllib.error.HTTPError as exc:  # as clients do while the model loads; a refused connection is a failure
         assert exc.code in (502, 503)
@@ -62,7 +62,7 @@ def show(inside: Nested, name: str, unit: str = UNIT) -> str:
     return inside.run("systemctl", "show", "--value", "-p", name, unit).strip()
 
 
-def await_value(inside: Nested, name: str, wanted: str, within: float = 30) -> None:
+def await_value(inside: Nested, name: str, wanted: str, within: float = 60) -> None:
     until = time.monotonic() + within
     while (got := show(inside, name)) != wanted:
         assert time.monotonic() < until, f"{name} is {got!r}, not {wanted!r}: " + inside.run(

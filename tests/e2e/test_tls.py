@@ -31,7 +31,7 @@ def test_clients_speak_https_and_a_renewed_certificate_is_taken_over(up: Up, tmp
         streamed = client.chat.completions.create(model="quickstart", stream=True, **CHAT)
         assert "".join(c.choices[0].delta.content or "" for c in streamed) == whole.choices[0].message.content
     got = subprocess.run(["curl", "-sS", "--cacert", str(pair.cert), f"{running.url}/healthz"], capture_output=True,
-                         text=True, timeout=60)
+                         text=True, timeout=120)
     assert (got.stdout, got.stderr) == ("ok\n", "")
 
     said = running.cli("chat", "quickstart", "Say hi.", "--max-tokens", "3")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 def test_the_unit_serves_reloads_and_stops_with_an_empty_environment(env: dict[str, str], model_path: str) -> None:
     runtime = Path(env["XDG_RUNTIME_DIR"])
     done = subprocess.run([*LLAMAOPS, "deploy", "systemd", QUICKSTART, "--set", "serve.port=0"], env=env,
-                          capture_output=True, text=True, timeout=60, check=True)
+                          capture_output=True, text=True, timeout=120, check=True)
     unit = dict(re.findall(r"^(\w+)=(.*)$", done.stdout, re.MULTILINE))
     argv = [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(unit["ExecStart"].removeprefix(":"))]
     variables = dict(word.split("=", 1) for word in shlex.split(unit.get("Environment", "")))

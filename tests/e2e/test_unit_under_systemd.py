@@ -50,20 +50,20 @@ def systemctl(tmp_path: Path) -> Iterator[Systemctl]:
 
         def call(*args: str, code: int = 0) -> str:
             enter = ["nsenter", "--target", str(manager.pid), "--mount", "--", "systemctl", "--user", "--no-pager"]
-            done = subprocess.run([*enter, *args], env=env, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run([*enter, *args], env=env, capture_output=True, text=True, timeout=120, check=False)
             assert done.returncode == code, done.stderr
             return done.stdout.strip()
 
         private = Path(runtime) / "systemd/private"
         try:
-            await_true(lambda: private.exists() or manager.poll() is not None, within=10, what="systemd answers")
+            await_true(lambda: private.exists() or manager.poll() is not None, what="systemd answers")
             if manager.poll() is not None:
                 pytest.skip("systemd does not start in a namespace here")
             yield call
         finally:
             left = descendants(manager.pid)
             manager.terminate()
-            manager.wait(20)
+            manager.wait(60)
             for process in (process for process in left if process.is_running()):
                 process.kill()
 
@@ -73,7 +73,7 @@ def install(tmp_path: Path, *options: str) -> None:
     folder = tmp_path / "units"
     (folder / f"{UNIT}.d").mkdir(parents=True)
     subprocess.run([*LLAMAOPS, "deploy", "systemd", QUICKSTART, "--set", "serve.port=0", "-o", folder, *options],
-                   capture_output=True, timeout=60, check=True)
+                   capture_output=True, timeout=120, check=True)
     unit = folder / UNIT
     unit.write_text(re.sub(SYSTEM_ONLY, "", unit.read_text(), flags=re.MULTILINE))
     cache, home = find_dirs(os.environ).cache, "" if "--user" in options else "ProtectHome=read-only\n"
@@ -93,7 +93,7 @@ def test_a_real_systemd_runs_the_unit(
     systemctl("daemon-reload")
     systemctl("start", UNIT)  # returns at READY=1
     url = systemctl("show", "--property=StatusText", "--value", UNIT).removeprefix("serving at ")
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "One, two,", "max_tokens": 4}, timeout=60)
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "One, two,", "max_tokens": 4}, timeout=120)
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"]
     systemctl("reload", UNIT)
 
@@ -107,8 +107,8 @@ def test_a_real_systemd_runs_the_unit(
 
     engine = descendants(service.pid)
     service.kill()
-    await_true(lambda: gone(engine), within=3, what="the engine is gone with its supervisor")
-    await_true(lambda: systemctl("show", "--property=SubState", "--value", UNIT) == "auto-restart", within=5,
+    await_true(lambda: gone(engine), what="the engine is gone with its supervisor")
+    await_true(lambda: systemctl("show", "--property=SubState", "--value", UNIT) == "auto-restart",
                what="systemd starts it again later")
     systemctl("restart", UNIT)
     service = main_process(systemctl)

@@ -31,7 +31,7 @@ def listen_in_child(sock: socket.socket, section: dict[str, object], *, fds: str
 
     env = {**os.environ, "LISTEN_FDS": fds, "WANTED_PID": pid}
     answer = subprocess.run([sys.executable, "-c", CHILD, repr(section)], env=env, capture_output=True, text=True,
-                            close_fds=False, preexec_fn=take_the_first_place, timeout=30, check=True)
+                            close_fds=False, preexec_fn=take_the_first_place, timeout=120, check=True)
     return answer.stdout.strip()
 
 

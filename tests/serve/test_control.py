@@ -111,7 +111,7 @@ def test_a_stream_ends_when_its_reader_goes(path: Path, answers: Answers) -> Non
     lines = follow(path, "logs", lines=1, follow=True)
     assert [next(lines), next(lines)] == ["line 0\nwith a break", "more"]
     lines.close()  # type: ignore[attr-defined]  # a generator is an Iterator that can be closed
-    assert answers.ended.wait(5)
+    assert answers.ended.wait(60)
 
 
 def test_a_stream_may_fail_on_its_way(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +123,6 @@ def worker() -> Iterator[int]:
 
 def test_other_threads_are_lifted_or_the_refusal_is_told(worker: int) -> None:
     plan = replace(PLAN, threads=1, threads_batch=1, cpus=None, batch_cpus=None, policy="rr", rt_priority=3)
-    time.sleep(0.05)
     refused = lift_threads(worker, plan)
     threads = read_threads(worker)
     if refused:  # no right to it, or no budget in this cgroup

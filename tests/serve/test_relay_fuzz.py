@@ -71,7 +71,7 @@ async def attack(r: Rig, seed: int) -> None:
         if rng.random() < 0.3:
             await reader.read(rng.randint(1, 300))
             writer.transport.abort()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await reader.read()
     writer.transport.abort()
 
@@ -89,5 +89,5 @@ def test_no_mutated_request_crashes_hangs_or_leaks(caplog: pytest.LogCaptureFixt
             assert r.app.admission.waiting == 0
             assert (await (await r.get("/v1/models")).answer()).status == 200
 
-    run(main(), within=60 + COUNT / 50)
+    run(main(), within=200)
     assert caplog.text == ""
