@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import os
 import shutil
 import socket
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +18,36 @@ from typing import Any
 import httpx
 from running import await_true
 
+from llamaops.dirs import find_dirs
+
+AXE = "axe-core@4.10.3"
+AXE_SHA512 = "Xm7bpRXnDSX2YE2YFfBk2FnF0ep6tmG7xPh8iHee8MIcrgq762Nkce856dYtJYLkuIoYZvGfTs/PbZhideTcEg=="
+
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
 
 
 def missing() -> str | None:
     """Return why there is no browser here, None when there is one."""
-    absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    return f"{', '.join(absent)} not installed (Debian: apt install chromium chromium-driver)" if absent else None
+    absent = [name for name in ("chromium", "chromedriver", "npm") if shutil.which(name) is None]
+    return f"{', '.join(absent)} not installed (Debian: apt install chromium chromium-driver npm)" if absent else None
+
+
+def axe() -> str:
+    """Return axe-core, the accessibility checker, as JavaScript: fetched by npm once, then kept in the cache."""
+    kept = find_dirs(os.environ).cache / f"{AXE.replace('@', '-')}.min.js"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            subprocess.run(["npm", "pack", AXE, "--silent"], cwd=folder, check=True, capture_output=True, timeout=240)
+            package = next(Path(folder).glob("*.tgz"))
+            assert base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode() == AXE_SHA512
+            with tarfile.open(package) as archive:
+                script = archive.extractfile("package/axe.min.js")
+                assert script is not None
+                (Path(folder) / "axe.min.js").write_bytes(script.read())
+            (Path(folder) / "axe.min.js").replace(kept)
+    return kept.read_text()
 
 
 class Browser:
@@ -74,8 +100,8 @@ def browser(folder: Path, width: int = 1100, height: int = 900) -> Iterator[Brow
         port = free.getsockname()[1]
     driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-            await_true(lambda: _is_up(client), within=20, what="chromedriver answers")
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as client:
+            await_true(lambda: _is_up(client), what="chromedriver answers")
             options = {"args": [*FLAGS, f"--user-data-dir={folder}", f"--window-size={width},{height}"]}
             wanted = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options,
                                       "goog:loggingPrefs": {"browser": "ALL"}}}
@@ -88,7 +114,7 @@ def browser(folder: Path, width: int = 1100, height: int = 900) -> Iterator[Brow
                 client.delete(f"/session/{session}")
     finally:
         driver.terminate()
-        driver.wait(10)
+        driver.wait(60)
 
 
 def _is_up(client: httpx.Client) -> bool:

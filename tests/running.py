@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 LLAMAOPS = [sys.executable, "-m", "llamaops"]
 
 
-def await_true(check: Callable[[], Any], *, within: float, what: str, every: float = 0.02) -> Any:
-    """Return the first true value of ``check``, or fail after ``within`` seconds."""
+def await_true(check: Callable[[], Any], *, what: str, within: float = 60, every: float = 0.02) -> Any:
+    """Return the first true value of ``check``, or fail after ``within`` seconds; a slow machine must do."""
     deadline = time.monotonic() + within
     while True:
         if value := check():
@@ -73,6 +74,18 @@ class Running:
         argv = self.engine().cmdline()
         socket = argv[argv.index("--host") + 1]
         return httpx.Client(transport=httpx.HTTPTransport(uds=socket), base_url="http://engine", timeout=120)
+
+
+@contextlib.contextmanager
+def streaming(running: Running, tokens: int = 4000, key: str = "none") -> Iterator[None]:
+    """Keep one stream going, read by a client that goes away at the end."""
+    body = {"prompt": "Once upon a time", "stream": True, "max_tokens": tokens, "ignore_eos": True}
+    ask = ["curl", "-sN", "--max-time", "280", f"{running.url}/v1/completions", "-d", json.dumps(body)]
+    with subprocess.Popen([*ask, "-H", f"Authorization: Bearer {key}"], stdout=subprocess.DEVNULL) as reader:
+        try:
+            yield
+        finally:
+            reader.kill()
 
 
 Up = Callable[..., Running]

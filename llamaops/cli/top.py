@@ -268,16 +268,22 @@ def _cpu(c: Document, size: int) -> Text:
 def _streams(document: Document, width: int, room: int) -> list[Text]:
     from rich.text import Text
 
-    columns = "{:<" + str(max(12, min(36, width - 58))) + "} {:<10} {:<8} {:>6} {:>8} {:>8} {:>8}"
+    columns = "{:<" + str(max(12, min(36, width - 58))) + "} {:<10} {:<9} {:>5} {:>8} {:>8} {:>8}"
     lines = [Text(columns.format("request", "key", "phase", "tok/s", "first ms", "silent s", "age s"), style="bold")]
     for s in document["streams"][: room - 1]:
-        slow = s["blocked_s"] >= 1
         rate = "–" if s["events_per_s"] is None else f"{s['events_per_s']:.1f}"
         text = columns.format(s["id"][: max(12, min(36, width - 58))], (s["key"] or "–")[:10],
-                              "client" if slow else s["phase"], rate, _ms(s["ttft_ms"]), f"{s['silent_s']:.1f}",
+                              _phase(s), rate, _ms(s["ttft_ms"]), f"{s['silent_s']:.1f}",
                               f"{s['age_s']:.1f}")
-        lines.append(Text(text, style="yellow" if slow else ""))
+        lines.append(Text(text, style="yellow" if _phase(s) == "client" else ""))
     return lines
+
+
+def _phase(stream: Document) -> str:
+    """Return where a request is; ``client`` where its own reader holds it up, ``queued 1`` for the next."""
+    if stream["blocked_s"] >= 1:
+        return "client"
+    return f"queued {stream['turn']}" if stream["turn"] else str(stream["phase"])
 
 
 def _notes(document: Document) -> list[Text]:

@@ -28,7 +28,10 @@ _LESS_MEMORY = "free memory, or lower model.context, serve.slots or memory.promp
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One request that is under way. ``events`` counts those with text; ``blocked_s``: the client takes nothing."""
+    """One request that is under way. ``events`` counts those with text; ``blocked_s``: the client takes nothing.
+
+    ``turn``: 1 for the one that gets the next slot; None for one that has a slot.
+    """
 
     id: str
     key: str | None
@@ -41,6 +44,7 @@ class Stream:
     blocked_s: float = 0.0
     prefill_s: float | None = None
     """From its slot to its first text, or until now; None while it waits for a slot."""
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,8 @@ class Gaps:
 class Window:
     """What was seen between two looks, ``seconds`` apart. Shares are of the window, times in seconds.
 
-    ``delay``: of the time in which the engine's busy threads wanted to run, how much they waited for a CPU.
+    Of the time in which the engine's busy threads wanted to run, ``delay`` is how much they waited for a CPU that
+    others had, ``throttled`` how much a quota stopped them.
     """
 
     seconds: float
@@ -142,6 +147,8 @@ def explain(window: Window) -> list[Finding]:
 def _smooth(window: Window) -> Finding:
     if not any(s.phase == "decode" for s in window.streams):
         return Finding("prefill", "a prompt is being worked on")
+    if not window.events_per_s:
+        return Finding("smooth", "a stream has begun")
     return Finding("smooth", f"nothing holds it up: {window.events_per_s:.0f} tokens a second is what these CPUs give")
 
 
@@ -160,19 +167,25 @@ def _shared_cpus(window: Window) -> Iterator[Finding]:
     worst = max(crowded, key=lambda c: c.foreign)
     culprit = max((u for u in window.others if u.cpu in {c.id for c in crowded} and u.share >= FOREIGN / 2),
                   key=lambda u: u.share, default=None)
-    if culprit is None:
-        who = f"CPU {worst.id} is shared with processes that can't be named from here ({_percent(worst.foreign)} of it)"
-    else:
-        who = (f"CPU {culprit.cpu} is shared with pid {culprit.pid} {culprit.name}, which takes "
-               f"{_percent(culprit.share)} of a CPU")
-    yield Finding("shared-cpu", f"{who}: {lost}",
+    yield Finding("shared-cpu", f"{_sharers(worst, culprit)}: {lost}",
                   "move it away (taskset), or raise the engine: placement.nice, placement.cpus, CPUWeight= of its unit",
                   window.delay)
 
 
+def _sharers(worst: CpuUse, culprit: Use | None) -> str:
+    """Name who has the CPU: one process where it is mostly one, else that there are many."""
+    if culprit is None:
+        return f"CPU {worst.id} is shared with others that can't be named from here ({_percent(worst.foreign)} of it)"
+    name = f"pid {culprit.pid} {culprit.name}"
+    if culprit.share < worst.foreign / 3:
+        return f"CPU {worst.id} is shared with many ({_percent(worst.foreign)} of it), most of all {name}"
+    return f"CPU {culprit.cpu} is shared with {name}, which takes {_percent(culprit.share)} of a CPU"
+
+
 def _throttled(window: Window) -> Iterator[Finding]:
     if window.throttled >= THROTTLED:
-        yield Finding("quota", f"the cgroup's CPU quota stopped it for {_percent(window.throttled)} of the time",
+        yield Finding("quota", f"the cgroup's CPU quota stops the engine's threads for {_percent(window.throttled)} of "
+                               "the time in which they want to run",
                       "raise the quota (CPUQuota=, --cpus, limits.cpu), or lower placement.threads to fit it",
                       window.throttled)
 

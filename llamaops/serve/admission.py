@@ -105,11 +105,11 @@ class Admission:
         now = self._clock()
         order = [
             {"key": place.key, "client": place.client, "waited_s": round(now - place.entered_at, 3)}
-            for place in self._turns()
+            for place in self.turns()
         ]
         return {"slots": self._slots, "running": self.running, "waiting": self.waiting, "queue": order}
 
-    def _turns(self) -> list[Place]:
+    def turns(self) -> list[Place]:
         """Return the waiting places in the order they would be admitted, leaving the queue as it is."""
         lines = {key: {c: deque(p) for c, p in clients.items()} for key, clients in self._lines.items()}
         turns = []

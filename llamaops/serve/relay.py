@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llamaops.core.completions import Ask, BodyReader, StreamReader, error_message, read_ask
@@ -49,7 +50,8 @@ class Relay:
 
     def streams(self, now: float) -> list[Stream]:
         """Return the generating requests that are under way at ``now`` (monotonic seconds), oldest first."""
-        return sorted((p.seen(now) for p in self._passages), key=lambda s: -s.age_s)
+        turns = {place: turn for turn, place in enumerate(self._admission.turns(), 1)}
+        return sorted((p.seen(now, turns) for p in self._passages), key=lambda s: -s.age_s)
 
     def ended(self, since: float) -> list[tuple[float, Stream]]:
         """Return the requests that ended after ``since`` (monotonic seconds), each with when; the last few only."""
@@ -116,6 +118,7 @@ class _Passage:
         self._sent_at = 0.0
         self._admitted_at: float | None = None
         self._blocked_since: float | None = None
+        self._place: Place | None = None
         self._cancelled = False
 
     def has_id(self, request_id: str) -> bool:
@@ -130,8 +133,8 @@ class _Passage:
         self._connected.result().fail("cancelled by the operator")
         return True
 
-    def seen(self, now: float) -> Stream:
-        """Return what can be said of this request at ``now``."""
+    def seen(self, now: float, turns: Mapping[Place, int]) -> Stream:
+        """Return what can be said of this request at ``now``; ``turns`` are those of the places that wait."""
         record, times = self._call.record, self._stream.text_times() if self._stream else None
         begun_at = self._admitted_at
         quiet_since = times[1] if times else begun_at or record.started_at
@@ -142,12 +145,13 @@ class _Passage:
             ttft_s=times[0] - record.started_at if times else None,
             blocked_s=now - self._blocked_since if self._blocked_since is not None else 0.0,
             prefill_s=None if begun_at is None else (times[0] if times else now) - begun_at,
+            turn=turns.get(self._place) if self._place else None,
         )
 
     async def run(self) -> None:
         """Carry the request. Raises Refusal before the first byte, ClientGone at any time."""
         upload = None if self._body is not None else self._upload
-        place = self._enter() if self._route.generates else None
+        place = self._place = self._enter() if self._route.generates else None
         if place is not None:
             self._relay._passages.add(self)
         try:
@@ -164,7 +168,7 @@ class _Passage:
             if place is not None:
                 self._relay._admission.leave(place)
                 self._relay._passages.discard(self)
-                self._relay._ended.append(((now := time.monotonic()), self.seen(now)))
+                self._relay._ended.append(((now := time.monotonic()), self.seen(now, {})))
             self._report()
 
     # --- the queue

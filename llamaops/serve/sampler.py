@@ -219,14 +219,15 @@ def _window(old: Reading, new: Reading, place: Place, cpus: tuple[CpuUse, ...], 
     seconds = max(new.at - old.at, 1e-3)
     steps = [(t, old.engine[t.tid]) for t in new.engine.values() if t.tid in old.engine]
     run, wait = _computing(steps, seconds)
+    stopped = _stopped(old, new, wait)
     return Window(
         seconds=seconds, in_flight=sum(s.phase != "queued" for s in streams), waiting=waiting, slots=place.slots,
         itl_slo_s=place.itl_slo_s, cpus=cpus, engine_cpus=sum(n.run_s - o.run_s for n, o in steps) / seconds,
-        delay=wait / (run + wait) if run + wait else 0.0, threads=len(new.engine),
+        delay=(wait - stopped) / (run + wait) if run + wait else 0.0, threads=len(new.engine),
         migrations_per_s=sum(n.migrations - o.migrations for n, o in steps) / seconds,
         switches_per_s=sum(n.voluntary + n.involuntary - o.voluntary - o.involuntary for n, o in steps) / seconds,
         major_faults_per_s=max(0, new.major_faults - old.major_faults) / seconds,
-        throttled=_throttled(old, new, place) / seconds, pressure=new.pressure,
+        throttled=stopped / (run + wait) if run + wait else 0.0, pressure=new.pressure,
         thermal_throttles=_thermal_throttles(old, new),
         temperature_celsius=new.temperature_celsius, slowest_clock=new.slowest_clock, rss_bytes=new.rss_bytes,
         available_bytes=new.available_bytes, others=others, streams=tuple(streams), prompts=tuple(prompts),
@@ -234,11 +235,11 @@ def _window(old: Reading, new: Reading, place: Place, cpus: tuple[CpuUse, ...], 
     )
 
 
-def _throttled(old: Reading, new: Reading, place: Place) -> float:
-    """Return for how long a quota stopped the decode CPUs, on average: the kernel adds up what each CPU stood still."""
+def _stopped(old: Reading, new: Reading, wait: float) -> float:
+    """Return how much of the threads' waiting was a quota's doing: to the scheduler it looks like any other."""
     if new.throttled_s is None or old.throttled_s is None:
         return 0.0
-    return min(new.at - old.at, max(0.0, new.throttled_s - old.throttled_s) / max(1, len(place.decode)))
+    return min(wait, max(0.0, new.throttled_s - old.throttled_s))
 
 
 def _thermal_throttles(old: Reading, new: Reading) -> int:
@@ -326,7 +327,7 @@ def stream_json(stream: Stream, rate: float | None) -> dict[str, Any]:
     return {"id": stream.id, "key": stream.key, "endpoint": stream.endpoint, "phase": stream.phase,
             "age_s": round(stream.age_s, 2), "silent_s": round(stream.silent_s, 2), "events": stream.events,
             "events_per_s": None if rate is None else round(rate, 1), "ttft_ms": _ms(stream.ttft_s),
-            "blocked_s": round(stream.blocked_s, 2)}
+            "blocked_s": round(stream.blocked_s, 2), "turn": stream.turn}
 
 
 def _ms(seconds: float | None) -> float | None:

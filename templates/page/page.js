@@ -145,7 +145,7 @@ function showCpus(now) {
 function showStreams(status) {
   fill($("streams"), status.streams.length ? status.streams.slice(0, 40).map(stream => {
     const row = make("tr");
-    row.append(make("td", stream.id), make("td", stream.key || "–"), make("td", stream.blocked_s >= 1 ? "client slow" : stream.phase),
+    row.append(make("td", stream.id), make("td", stream.key || "–"), make("td", stream.blocked_s >= 1 ? "client slow" : stream.turn ? "queued, turn " + stream.turn : stream.phase),
       make("td", number(stream.events_per_s, 1), "n"), make("td", milliseconds(stream.ttft_ms), "n"),
       make("td", seconds(stream.silent_s), stream.phase === "decode" && stream.silent_s > 0.5 ? "n late" : "n"), make("td", seconds(stream.age_s), "n"));
     return row;
