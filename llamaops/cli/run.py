@@ -52,14 +52,19 @@ def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bo
         from llamaops.cli.plan import plan
 
         return int(ctx.invoke(plan, profile=profile, overrides=overrides) or 0)
-    import gc
+    from llamaops.own_session import in_own_session
 
-    gc.disable()  # imports make no garbage, and looking for it costs a start some 10 ms; the service turns it on again
-    from llamaops.cli import serving
+    def serve() -> int:
+        import gc
 
-    options = serving.Options(profile, overrides, may_build=not no_build, offline=offline,
-                              log_level=log_level, log_format=log_format)
-    return serving.detach(options) if detach else serving.up(options)
+        gc.disable()  # imports make no garbage, and looking for it costs a start some 10 ms; the service turns it on
+        from llamaops.cli import serving
+
+        options = serving.Options(profile, overrides, may_build=not no_build, offline=offline,
+                                  log_level=log_level, log_format=log_format)
+        return serving.detach(options) if detach else serving.up(options)
+
+    return serve() if detach else in_own_session(serve)
 
 
 @click.command()
