@@ -33,7 +33,7 @@ def find_dirs(environ: Mapping[str, str]) -> Dirs:
 
     def choose(systemd: str, xdg: str, under_home: str | None, system: str | None) -> Path:
         if given := environ.get(systemd):
-            return Path(given.split(":")[0])
+            return Path(given.split(":")[0]).resolve()  # for a dynamic user it is systemd's link into /run/private
         if (given := environ.get(xdg)) and Path(given).is_absolute():
             return Path(given) / "llamaops"
         if home and under_home:

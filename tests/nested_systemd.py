@@ -1,7 +1,9 @@
 """A real systemd in namespaces of its own, for tests: PID 1 of a tree whose every write is thrown away.
 
 Its root is an overlay over this machine's, its /tmp, /run, network, pids and cgroups are its own; /sys and /proc/sys
-are read-only. It must never see the machine's own /tmp: at its start systemd-tmpfiles empties what it finds there.
+are read-only. It must never see the machine's own /tmp: at its start systemd-tmpfiles empties what it finds there. A
+unit's sandbox may bring a fresh /proc, where the kernel's settings are the machine's and can be written: fence such a
+unit with ReadOnlyPaths=.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ mkdir -p mnt/old
 pivot_root . mnt/old
 cd /
 umount -l /mnt/old
+mount --make-rshared /  # credentials come by a mount that a helper makes
 [ "$(stat -f -c %T /)" = overlayfs ] && [ "$(stat -f -c %T /tmp)" = tmpfs ] || exit 9
 exec env -i container=nested PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --unit=bare.target \
     --log-target=journal --show-status=no

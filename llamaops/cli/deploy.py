@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamaops.cli.deploy_host_tune import host_tune
 from llamaops.cli.run import profile_argument, set_option
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def check(profile: Path, overrides: tuple[str, ...], user: bool, socket: bool) -
 
 
 deploy.add_command(check)
+deploy.add_command(host_tune)
 
 
 @deploy.command()

@@ -168,7 +168,7 @@ def _entry(journal: Path, name: str) -> Entry:
     entry = Entry.read(journal)
     if entry is None:
         raise NotRunning(f"no unit was installed for {name}", where=str(journal),
-                         fix="llamaops deploy systemd install PROFILE")
+                         fix="llamaops deploy systemd install PROFILE (or host-tune install)")
     return entry
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from llamaops.core.model import Model
 from llamaops.core.plan import Plan
 from llamaops.core.profile import Profile
 from llamaops.core.source import PathSource, parse_source
+from llamaops.core.tuning import IRQBALANCE_FILES
 from llamaops.deploy.container import UID
-from llamaops.deploy.systemd import render_unit
+from llamaops.deploy.systemd import TEMPORARY, any_below, render_host_tune, render_unit
 from llamaops.dirs import find_dirs
 from llamaops.errors import UsageError
+
+_PYTHON = (sys.prefix, sys.base_prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,7 @@ def deploy_unit(
     _refuse_secrets(overrides)
     executable = find_executable()
     pinned = engine.path if engine and profile.engine.path == "auto" else None
-    python = (sys.prefix, sys.base_prefix)
-    reads = [str(executable), str(profile_path), *python, *filter(None, (pinned, _path_of(profile)))]
+    reads = [str(executable), str(profile_path), *_PYTHON, *filter(None, (pinned, _path_of(profile)))]
     run_as = None if user else _account(reads)
     own_cache = user or run_as is not None
     text = render_unit(
@@ -62,6 +65,13 @@ def deploy_unit(
         cache=str(find_dirs(environ).cache) if own_cache else None,
         offline=model is not None and (own_cache or _path_of(profile) is not None), cgroup_version=cgroup_version)
     return Unit(text, tuple(_advice(profile, engine, model, run_as)))
+
+
+def deploy_host_tune(root: Path = Path("/")) -> str:
+    """Render the unit that applies ``host tune`` at boot, for this machine's llamaops and irqbalance."""
+    executable = find_executable()
+    writes = {f"/{Path(name).parent}" for name in IRQBALANCE_FILES if (root / name).is_file()}
+    return render_host_tune(str(executable), reads=(str(executable.resolve()), *_PYTHON), writes=writes)
 
 
 def _refuse_secrets(overrides: Sequence[str]) -> None:
@@ -114,8 +124,9 @@ def systemd_version() -> int | None:
 
 
 def _account(needed: Sequence[str]) -> str | None:
+    """A dynamic user sees an empty /tmp and /var/tmp of its own, whatever a unit says (systemd.exec(5))."""
     uid = os.geteuid()
-    if uid == 0 and all(readable_by_all(Path(path)) for path in needed):
+    if uid == 0 and not any_below(needed, TEMPORARY) and all(readable_by_all(Path(path)) for path in needed):
         return None
     try:
         return pwd.getpwuid(uid).pw_name
@@ -135,14 +146,26 @@ def readable_by_all(path: Path) -> bool:
 
 
 def container_user(profile: Profile, model: Model | None) -> str:
-    """Return ``uid:gid`` for a container on this machine: this account, which can read its model and keys.
+    """Return ``uid:gid`` for a container on this machine, whom its model and keys are readable to; never root's.
 
-    Rendered by root it is the image's own account if everybody may read them, else the owner of the file that not
-    everybody may.
+    It is this account; rendered by root, the image's own where that may read the files, else their owner. Only a file's
+    own mode counts, as each is mounted by itself. Raises UsageError where root alone may read one.
     """
     if os.geteuid() != 0:
         return f"{os.geteuid()}:{os.getegid()}"
     keys = profile.serve.api_keys
     needed = [Path(path) for path in (model and model.path, keys and keys.file) if path]
-    private = [path.stat() for path in needed if path.exists() and not readable_by_all(path)]
-    return f"{private[0].st_uid}:{private[0].st_gid}" if private else f"{UID}:{UID}"
+    private = [path for path in needed if path.exists() and not _image_may_read(path.stat())]
+    if not private:
+        return f"{UID}:{UID}"
+    owner = private[0].stat()
+    if owner.st_uid == 0:
+        raise UsageError("the container could not read this file", where=str(private[0]),
+                         why=f"root alone may, and the container runs as {UID}",
+                         fix=f"chgrp {UID} {shlex.quote(str(private[0]))} && chmod g+r {shlex.quote(str(private[0]))}")
+    return f"{owner.st_uid}:{owner.st_gid}"
+
+
+def _image_may_read(file: os.stat_result) -> bool:
+    return bool(file.st_mode & 0o004 or (file.st_gid == UID and file.st_mode & 0o040)
+                or (file.st_uid == UID and file.st_mode & 0o400))

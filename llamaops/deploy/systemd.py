@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from llamaops.core.plan import Plan
 from llamaops.core.profile import Profile
 from llamaops.deploy import limits
+from llamaops.deploy.host_tuning import JOURNAL
 from llamaops.errors import WrongProfile
 from llamaops.resources import resource
 
@@ -21,6 +22,9 @@ STRONGEST_WEIGHT = 10000
 DYNAMIC_USER = "llamaops"
 """Units with one User= name share the dynamic user, and so the cache and runtime folders (systemd.exec(5))."""
 KEYS_CREDENTIAL = "api_keys"
+HOST_TUNE = "llamaops.host-tune.service"
+"""The machine's own unit; no profile's name holds a dot."""
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - names, not files
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@^~")
 
 
@@ -46,6 +50,16 @@ def render_socket(profile: Profile) -> str:
     address = {"localhost": "127.0.0.1"}.get(host.lower(), host)
     listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     return _template("socket.j2").render(unit=socket_name(profile), name=profile.name, address=listen)
+
+
+def render_host_tune(executable: str, *, reads: Iterable[str], writes: Iterable[str]) -> str:
+    """Return the text of the unit that applies ``host tune`` at boot.
+
+    ``reads`` are paths that must stay readable to it, ``writes`` the folders of configuration files it may change.
+    """
+    return _template("host-tune.j2").render(
+        unit=HOST_TUNE, argv=[executable, "host", "tune", "apply", "--yes"], writes=sorted(writes),
+        journal=PurePosixPath(JOURNAL).parent.name, **_hidden([posixpath.normpath(p) for p in (executable, *reads)]))
 
 
 def escape_exec(argv: Sequence[str]) -> str:
@@ -217,9 +231,14 @@ def _sandbox(profile: Profile, paths: Sequence[str]) -> dict[str, Any]:
     low_port = 0 < profile.serve.port < 1024
     return {
         "mounts": sorted(filter(_nameable, {str(PurePosixPath(path).parent) for path in paths})),
-        "protect_home": "read-only" if _any_below(paths, ("/home", "/root", "/run/user")) else "yes",
-        "private_tmp": not _any_below(paths, ("/tmp", "/var/tmp")),  # noqa: S108 - names, not files
         "capabilities": "CAP_NET_BIND_SERVICE" if low_port else "",
+    } | _hidden(paths)
+
+
+def _hidden(paths: Sequence[str]) -> dict[str, Any]:
+    return {
+        "protect_home": "read-only" if any_below(paths, ("/home", "/root", "/run/user")) else "yes",
+        "private_tmp": not any_below(paths, TEMPORARY),
     }
 
 
@@ -231,7 +250,8 @@ def _nameable(path: str) -> bool:
     return True
 
 
-def _any_below(paths: Sequence[str], folders: tuple[str, ...]) -> bool:
+def any_below(paths: Sequence[str], folders: tuple[str, ...]) -> bool:
+    """Tell whether any of ``paths`` lies below one of ``folders``, by name alone."""
     return any(PurePosixPath(path).is_relative_to(folder) for path in paths for folder in folders)
 
 

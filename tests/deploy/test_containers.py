@@ -31,6 +31,7 @@ from llamaops.deploy import container
 from llamaops.deploy.compose import render_compose
 from llamaops.deploy.container import BASELINES, best_baseline, portable_profile, variables
 from llamaops.deploy.kubernetes import advice, render_kubernetes, resource_name
+from llamaops.deploy.site import container_user
 from llamaops.deploy.systemd import render_unit
 from llamaops.deploy.yaml_template import dump
 from llamaops.errors import UsageError, WrongProfile
@@ -333,6 +334,27 @@ def test_memory_must_be_known_for_a_pod() -> None:
     decided = plan(profile, machine("desktop-4c8t"), None, None)
     with pytest.raises(WrongProfile, match="memory"):
         render_kubernetes(profile, "{}", decided, baseline="x86-64-v3", from_source=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_container_runs_as_somebody_who_can_read_and_never_as_root(tmp_path: Path) -> None:
+    keys, weights = tmp_path / "keys", tmp_path / "m.gguf"
+    profile = profile_of(f"model: {{source: 'path:{weights}'}}\nserve: {{api_keys: {{file: '{keys}'}}}}", "x")
+    model = replace(SMALL, path=str(weights))
+    ours = f"{container.UID}:{container.UID}"
+    assert container_user(profile, model) == ours
+    for path in (keys, weights):
+        path.write_text("")
+        path.chmod(0o644)
+    assert container_user(profile, model) == ours  # though the folder is root's alone
+    keys.chmod(0o600)
+    with pytest.raises(UsageError, match="could not read") as caught:
+        container_user(profile, model)
+    subprocess.run(["sh", "-c", caught.value.fix or "false"], check=True)
+    assert container_user(profile, model) == ours
+    os.chown(keys, 1234, 99)
+    keys.chmod(0o400)
+    assert container_user(profile, model) == "1234:99"
 
 
 # ---- text

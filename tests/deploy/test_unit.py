@@ -19,8 +19,16 @@ from llamaops.core.cpuset import CpuSet
 from llamaops.core.memory import Memory
 from llamaops.core.plan import Placement, Plan, Serving
 from llamaops.core.profile import Profile, parse_profile
-from llamaops.deploy.site import readable_by_all, systemd_version
-from llamaops.deploy.systemd import escape_exec, escape_path, escape_value, render_unit, unit_name
+from llamaops.deploy.site import deploy_unit, readable_by_all, systemd_version
+from llamaops.deploy.systemd import (
+    HOST_TUNE,
+    escape_exec,
+    escape_path,
+    escape_value,
+    render_host_tune,
+    render_unit,
+    unit_name,
+)
 from llamaops.errors import WrongProfile
 
 ROOT = Path(__file__).parents[2]
@@ -97,12 +105,29 @@ def test_systemd_finds_nothing_to_say(name: str, tmp_path: Path) -> None:
 
 
 @needs_analyze
-def test_the_default_unit_is_well_fenced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [render(), render_host_tune("/bin/true", reads=(), writes=["/etc/default"])],
+                         ids=["service", "host-tune"])
+def test_units_are_well_fenced(text: str, tmp_path: Path) -> None:
     unit = tmp_path / "llamaops-x.service"
-    unit.write_text(render())
+    unit.write_text(text)
     answer = subprocess.run(["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", str(unit)],
                             capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stdout[-200:] + answer.stderr
+
+
+@needs_analyze
+def test_the_unit_of_host_tune_is_one(tmp_path: Path) -> None:
+    program = tmp_path / HOSTILE.removeprefix("/srv/") / "llamaops"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    text = render_host_tune(str(program), reads=["/root/.pyenv"], writes=["/etc/default"])
+    (tmp_path / HOST_TUNE).write_text(text)
+    answer = subprocess.run(["systemd-analyze", "verify", str(tmp_path / HOST_TUNE)], capture_output=True, text=True,
+                            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}, timeout=60, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert values(text, "ExecStart")[0].endswith("host tune apply --yes")
+    assert values(text, "ReadWritePaths") == ["-/etc/default"] and values(text, "ProtectHome") == ["read-only"]
+    assert values(text, "StateDirectory") == ["llamaops-host"] and HOST_TUNE in values(render(), "After")[0]
 
 
 def as_anybody() -> list[str]:
@@ -332,3 +357,14 @@ def test_readable_by_all(tmp_path: Path) -> None:
         (folder / "file").chmod(0o644)
         folder.chmod(0o700)
         assert not readable_by_all(folder / "file")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root renders for a dynamic user")
+def test_a_dynamic_user_is_used_only_where_it_sees_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its /tmp and /var/tmp are its own, whatever the unit says."""
+    monkeypatch.setattr("llamaops.deploy.site.readable_by_all", lambda path: True)
+    monkeypatch.setattr("llamaops.deploy.site.find_executable", lambda: Path("/opt/llamaops/bin/llamaops"))
+    monkeypatch.setattr("llamaops.deploy.site._PYTHON", ("/opt/llamaops",))
+    for profile_path, user in (("/etc/q.yaml", "llamaops"), ("/var/tmp/q.yaml", "root"), ("/tmp/q.yaml", "root")):
+        unit = deploy_unit(example("quickstart"), PLAN, None, None, Path(profile_path), user=False, environ={})
+        assert values(unit.text, "User") == [user] and ("DynamicUser=yes" in unit.text) == (user == "llamaops")
