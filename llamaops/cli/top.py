@@ -210,6 +210,8 @@ def _figures(document: Document, past: list[Document], width: int) -> list[Text]
     seen = [d["now"] for d in past if d.get("now")]
     heat = f" · {now['temperature_celsius']:.0f} °C" if now["temperature_celsius"] else ""
     throttled = f" · quota stops {100 * now['throttled']:.0f} %" if now["throttled"] else ""
+    if now["thermal_throttles"]:
+        heat += f" · slowed for heat {now['thermal_throttles']} times"
     pressure = " ".join(f"{name} {100 * share:.0f} %" for name, share in now["pressure"].items())
     return [
         Text.assemble(f"{rate:<44}", (sparkline([n["events_per_s"] for n in seen], room), "cyan")),

@@ -175,7 +175,7 @@ def _shared_cpus(window: Window) -> Iterator[Finding]:
 def _sharers(worst: CpuUse, culprit: Use | None) -> str:
     """Name who has the CPU: one process where it is mostly one, else that there are many."""
     if culprit is None:
-        return f"CPU {worst.id} is shared with others that can't be named from here ({_percent(worst.foreign)} of it)"
+        return f"CPU {worst.id} is shared with other processes, which take {_percent(worst.foreign)} of it"
     name = f"pid {culprit.pid} {culprit.name}"
     if culprit.share < worst.foreign / 3:
         return f"CPU {worst.id} is shared with many ({_percent(worst.foreign)} of it), most of all {name}"

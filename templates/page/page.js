@@ -49,7 +49,8 @@ function setState(name, text) {
 }
 function away(how) { setState("away", "the server " + how); }
 function askKey() {
-  setState("away", "waiting for a key");
+  setState("locked", "waiting for a key");
+  document.body.classList.add("locked");
   $("key-problem").textContent = key ? "That key is not known here." : "";
   key = null;
   if (!asked) { $("key-form").hidden = false; $("key").focus(); asked = true; }
@@ -63,6 +64,7 @@ $("key-form").addEventListener("submit", event => {
 });
 
 function show(status) {
+  document.body.classList.remove("locked");
   const now = status.now, title = status.name + " · llamaops";
   if (document.title !== title) document.title = title;
   model = status.name;
@@ -80,7 +82,7 @@ function show(status) {
     item.append(make("span", note.level, "level " + note.level), " " + note.text + " ", make("span", note.code, "small"));
     return item;
   }) : [make("li", "none")]);
-  $("age").textContent = now ? "seen " + seconds(now.age_s) + " ago, over " + seconds(now.seconds) : "";
+  $("age").textContent = now ? " · seen " + seconds(now.age_s) + " ago, over " + seconds(now.seconds) : "";
 }
 function remember(list, value) { list.push(value); if (list.length > KEPT) list.shift(); }
 function spark(values) {
@@ -139,6 +141,7 @@ function showCpus(now) {
   }));
   const pressure = Object.entries(now.pressure).map(([name, share]) => name + " " + percent(share)).join(", ");
   $("machine").textContent = [pressure && "pressure: " + pressure, now.throttled ? "stopped by quota " + percent(now.throttled) : "",
+    now.thermal_throttles ? "slowed for heat " + now.thermal_throttles + " times" : "",
     now.temperature_celsius ? now.temperature_celsius.toFixed(0) + " °C" : "",
     number(now.engine.switches_per_s) + " switches/s, " + number(now.engine.migrations_per_s) + " migrations/s"].filter(Boolean).join(" · ");
 }

@@ -85,6 +85,7 @@ def test_axe_finds_nothing(up: Up, tmp_path: Path, width: int) -> None:
                                     page.run("return found && 'none'"), what="axe is done")
             assert violations == "none"
             assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+            page.screenshot(tmp_path / f"{scheme}-{width}.png")
 
 
 @needs_browser
@@ -97,11 +98,15 @@ def test_a_key_is_asked_for_and_kept_nowhere(up: Up, tmp_path: Path) -> None:
     with browser.browser(tmp_path / "profile") as page:
         page.go(f"{running.url}/")
         await_true(lambda: page.run("return document.activeElement.id") == "key", what="a key is asked for")
+        page.screenshot(tmp_path / "key.png")
+        shown = "return document.querySelector('#play').checkVisibility()"
+        assert not page.run(shown)  # nothing to see, and nothing to try in vain, before there is a key
         page.keys("wrong\ue007")
         await_true(lambda: "not known" in page.text("#key-problem"), what="a wrong key is said to be wrong")
         page.run("document.querySelector('#key').focus()")
         page.keys("open-sesame-1\ue007")
         await_true(lambda: page.text("#state") == "ready", what="the key opens the page")
+        assert page.run(shown)
         kept = "return document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage) + location.href"
         assert "sesame" not in page.run(kept)
 

@@ -32,7 +32,7 @@ def test_a_smooth_stream_and_an_idle_engine_are_said_to_be_so() -> None:
 @pytest.mark.parametrize(("changes", "code", "says"), [
     ({"cpus": (HOG,), "delay": 0.41, "others": (Use(77, "cron", 2, 0.9), Use(812, "stress-ng", 3, 0.42))},
      "shared-cpu", "CPU 3 is shared with pid 812 stress-ng, which takes 42 % of a CPU: the engine's threads wait 41 %"),
-    ({"cpus": (HOG,), "delay": 0.41}, "shared-cpu", "CPU 3 is shared with others that can't be named"),
+    ({"cpus": (HOG,), "delay": 0.41}, "shared-cpu", "CPU 3 is shared with other processes, which take 42 % of it"),
     ({"cpus": (HOG,), "delay": 0.41, "others": (Use(812, "cc1", 3, 0.08),)}, "shared-cpu",
      "CPU 3 is shared with many (42 % of it), most of all pid 812 cc1"),
     ({"delay": 0.3}, "own-threads", "more to run than CPUs: the engine's threads wait 30 %"),
