@@ -32,6 +32,14 @@ class HeaderError(ValueError):
     """The bytes are not a whole GGUF file; the text says what they are or what is wrong."""
 
 
+class MoreNeededError(Exception):
+    """What is here of the file is all right and ends inside the header: ask again with at least ``bytes`` of it."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(f"the header has at least {needed} bytes")
+        self.bytes = needed
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What the header states. ``strings`` has the lengths of string arrays, ``bytes_by_type`` the tensor data's sum."""
@@ -48,9 +56,12 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY = 8, 9
 
 
-def parse_header(data: bytes | mmap) -> Header:
-    """Read the header and check that the tensor data it announces is there. Raises HeaderError."""
-    at = _Cursor(data)
+def parse_header(data: bytes | mmap, size: int | None = None) -> Header:
+    """Read the header and check that the tensor data it announces is there. Raises HeaderError.
+
+    ``size`` is the file's where ``data`` is only its begin; then MoreNeededError may be raised too.
+    """
+    at = _Cursor(data, len(data) if size is None else size)
     version = _check_magic(at)
     tensor_count, key_count = at.count(24, "tensors"), at.count(13, "keys")
     fields: Fields = {}
@@ -95,10 +106,10 @@ _FOREIGN = (
 
 
 class _Cursor:
-    """A reading position; every read is checked against the bytes that are left."""
+    """A reading position; every read is checked against what is left of the file, and against what of it is here."""
 
-    def __init__(self, data: bytes | mmap) -> None:
-        self.data, self.size, self.pos = data, len(data), 0
+    def __init__(self, data: bytes | mmap, size: int) -> None:
+        self.data, self.size, self.pos = data, size, 0
 
     def take(self, length: int, what: str) -> int:
         """Step over ``length`` bytes and return where they began."""
@@ -106,6 +117,8 @@ class _Cursor:
         if length < 0 or length > self.size - begin:
             raise HeaderError(f"truncated: the file ends inside {what} (at byte {begin})")
         self.pos = begin + length
+        if self.pos > len(self.data):
+            raise MoreNeededError(self.pos)
         return begin
 
     def number(self, form: str, what: str) -> int:
@@ -183,14 +196,17 @@ def _skip_strings(at: _Cursor, what: str) -> int:
         raise HeaderError(f"broken: {what} has {count} strings")
     # The hot loop of the reader: a vocabulary and its merges are some 300 000 strings.
     pos, size, data, read = at.pos, at.size, at.data, struct.Struct("<Q").unpack_from
+    here = len(data)
     for _ in range(count):
-        if pos + 8 > size:
+        if pos + 8 > here:
             break
         pos += 8 + read(data, pos)[0]
     else:
         if pos <= size:
             at.pos = pos
             return count
+    if here < pos + 8 <= size:
+        raise MoreNeededError(pos + 8)
     raise HeaderError(f"truncated: the file ends inside {what}")
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
-import resource
-import struct
 import time
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 from gguf_bytes import gguf
 
 from llamaops.acquire.gguf_file import cached_models, find_gguf, read_model
-from llamaops.core.gguf_header import HeaderError, parse_header
+from llamaops.core.gguf_header import parse_header
 from llamaops.errors import ModelUnavailable
 
 
@@ -120,26 +117,3 @@ def test_cached_models_skip_what_is_half_written_or_broken(tmp_path: Path) -> No
     put(tmp_path / "a" / ".n.gguf", gguf())
     put(tmp_path / "a" / "broken.gguf", b"no")
     assert [Path(m.path).name for m in cached_models([tmp_path, tmp_path / "none"])] == ["m.gguf"]
-
-
-def test_ten_thousand_mutated_headers_never_crash_or_grow() -> None:
-    whole, rng = gguf(), random.Random(6)
-    before, named, read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0, 0
-    for _ in range(10_000):
-        data = bytearray(whole)
-        for _ in range(rng.randint(1, 8)):
-            at = rng.randrange(4, len(data) - 8)
-            if rng.random() < 0.4:
-                data[at : at + 8] = struct.pack("<Q", rng.choice((0, 2**31, 2**32 - 1, 2**63, 2**64 - 1, 10**9)))
-            else:
-                data[at] = rng.randrange(256)
-        if rng.random() < 0.1:
-            del data[rng.randrange(4, len(data)) :]
-        try:
-            parse_header(bytes(data))
-            read += 1
-        except HeaderError as exc:
-            assert str(exc)
-            named += 1
-    assert min(named, read) > 100, "the mutations reach both outcomes"
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000, "KiB"
