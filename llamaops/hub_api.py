@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from llamaops.child import CancelledError
 from llamaops.core.source import HubSource
 from llamaops.errors import LlamaopsError, ModelUnavailable, TryAgain
-from llamaops.transfer import RefusedError, asked_to_wait, is_passing
+from llamaops.transfer import BrokenError, RefusedError, asked_to_wait, is_passing
 
 LISTINGS = 3
 """How often a listing is asked for while the hub is busy."""
@@ -146,6 +146,8 @@ def explained(repo: Repo) -> Iterator[None]:
         raise
     except RefusedError as exc:
         _refused(repo, exc.status, exc.code)
+    except BrokenError as exc:
+        raise _unreachable(repo, str(exc)) from exc
     except Exception as exc:
         module = type(exc).__module__.partition(".")[0]
         reply = getattr(exc, "response", None)
@@ -157,9 +159,13 @@ def explained(repo: Repo) -> Iterator[None]:
             raise ModelUnavailable(f"{repo.source.repo!r} is not a repository name", where=str(repo.source),
                                    fix="write hf:ORG/REPO") from exc
         if module in _TRANSPORT or isinstance(exc, (OSError, TimeoutError)):
-            raise TryAgain("can't reach the hub", where=repo.endpoint, why=f"{type(exc).__name__}: {exc}"[:300],
-                           fix="check the network and HF_ENDPOINT, then run the same command again") from exc
+            raise _unreachable(repo, f"{type(exc).__name__}: {exc}"[:300]) from exc
         raise
+
+
+def _unreachable(repo: Repo, why: str) -> TryAgain:
+    return TryAgain("can't reach the hub", where=repo.endpoint, why=why,
+                    fix="check the network and HF_ENDPOINT, then run the same command again")
 
 
 _TRANSPORT = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "huggingface_hub")

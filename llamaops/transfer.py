@@ -122,6 +122,21 @@ def read_part(
 
 
 @contextmanager
+def server_trouble_is(error: type[Unavailable], what: str, where: str) -> Iterator[None]:
+    """Turn a refusal of a server that is no hub into ``error``, and what may pass into TryAgain."""
+    try:
+        yield
+    except RefusedError as exc:
+        why = {401: ": it wants a login", 403: ": not for everybody, or the link has run out",
+               404: ": there is no such file"}.get(exc.status, "")
+        raise error(f"the server refused {what}", where=where, why=f"{exc}{why}",
+                    fix="check the address; open it in a browser") from None
+    except BrokenError as exc:
+        raise TryAgain(f"can't fetch {what}", where=where, why=str(exc),
+                       fix="check the network and the address, then run the same command again") from exc
+
+
+@contextmanager
 def _client(headers: Mapping[str, str]) -> Iterator[httpx.Client]:
     import httpx
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from llamaops.cache import disk_trouble_is, is_still, locked, make_folder, read_json, require_room, stamp, write_json
 from llamaops.core.gguf_names import PART
 from llamaops.core.progress import Progress
 from llamaops.core.source import UrlSource
-from llamaops.errors import ModelUnavailable, TryAgain
-from llamaops.transfer import BrokenError, RefusedError, Wanted, fetch_checked, read_part, size_of
+from llamaops.errors import ModelUnavailable
+from llamaops.transfer import Wanted, fetch_checked, read_part, server_trouble_is, size_of
 
 RECORD = "url.json"
 
@@ -49,7 +47,7 @@ def _fetch(source: UrlSource, folder: Path, sha256: str, progress: Progress, can
     with (
         locked(folder / ".lock", lambda: progress.say(f"another llamaops fetches {source}; waiting …"), cancel),
         disk_trouble_is(ModelUnavailable, "the download", folder),
-        _explained(source),
+        server_trouble_is(ModelUnavailable, "the model file", str(source)),
     ):
         here = _cached(folder)
         if here is None:
@@ -69,17 +67,3 @@ def _size(source: UrlSource, cancel: threading.Event | None) -> int:
         raise ModelUnavailable("the server does not say how large the file is", where=str(source),
                                why="it could not be checked for room, nor continued", fix="use another server")
     return size
-
-
-@contextmanager
-def _explained(source: UrlSource) -> Iterator[None]:
-    try:
-        yield
-    except RefusedError as exc:
-        why = {401: ": it wants a login", 403: ": not for everybody, or the link has run out",
-               404: ": there is no such file"}.get(exc.status, "")
-        raise ModelUnavailable("the server refused the model file", where=str(source), why=f"{exc}{why}",
-                               fix="check model.source; open it in a browser") from None
-    except BrokenError as exc:
-        raise TryAgain("can't fetch the model file", where=str(source), why=str(exc),
-                       fix="check the network and the address, then run the same command again") from exc

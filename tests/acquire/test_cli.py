@@ -89,8 +89,9 @@ def test_inspect_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run(["model", "inspect", str(path)]) == 0
     table = said(capsys)[0]
     for line in ("architecture          llama", "heads / KV heads      4 / 2", "chat template         yes",
-                 "KV per token, f16     256 bytes"):  # fmt: skip
+                 "KV per token, f16     256 bytes", "   context        f16 KV       q8_0 KV"):  # fmt: skip
         assert line in table
+    assert max(len(line) for line in table.splitlines() if not line.startswith("path")) <= 80
 
 
 @pytest.mark.parametrize("ref", ["nothing.gguf", "ftp:x", "path:/nonexistent.gguf"])
@@ -99,8 +100,8 @@ def test_what_names_no_model(ref: str, capsys: pytest.CaptureFixture[str]) -> No
     assert ref.removeprefix("path:") in said(capsys)[1]
 
 
-def test_pull_follows_the_branch_and_inspect_fetches_nothing(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["model", "inspect", "hf:org/model"]) == 69
+def test_pull_follows_the_branch_and_offline_asks_nobody(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model", "inspect", "--offline", "hf:org/model"]) == 69
     assert hub.requests == []
     assert "llamaops model pull hf:org/model" in said(capsys)[1]
     assert run(["model", "pull", "hf:org/model"]) == 0
