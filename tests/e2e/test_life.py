@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from running import LLAMAOPS, QUICKSTART, Up, await_true, descendants, gone
 
 
@@ -22,8 +23,30 @@ def test_ctrl_c_stops_everything(up: Up) -> None:
     assert gone(children)
 
 
-def test_kill_nine_leaves_no_engine(up: Up) -> None:
-    running = up()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_started_in_a_shells_session_it_stops_with_the_foreground_group(up: Up, number: signal.Signals) -> None:
+    running = up(from_shell=True)
+    family = descendants(running.process.pid)
+    os.killpg(running.process.pid, number)
+    assert running.process.wait(60) == 0, running.stderr.read_text()
+    assert gone(family)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may lift a session")
+def test_engine_and_relay_are_lifted_and_the_shells_session_is_not(up: Up) -> None:
+    groups = {p.name(): Path(f"/proc/{p.pid}/autogroup") for p in descendants(up(from_shell=True).process.pid)}
+    before = Path("/proc/self/autogroup").read_text()
+    lifted = {file.read_text().split()[-1] for file in groups.values()}
+    planned = json.loads(subprocess.run([*LLAMAOPS, "plan", str(QUICKSTART), "--json"], check=True, text=True,
+                                        stdout=subprocess.PIPE).stdout)["placement"]["autogroup_nice"]
+    assert lifted == {str(planned or 0)}
+    assert before.split()[-1] == "0"
+    assert len({file.read_text().split()[0] for file in groups.values()} | {before.split()[0]}) == 3
+
+
+@pytest.mark.parametrize("from_shell", [False, True])
+def test_kill_nine_leaves_no_engine(up: Up, from_shell: bool) -> None:
+    running = up(from_shell=from_shell)
     children = descendants(running.process.pid)
     running.process.kill()
     await_true(lambda: gone(children), what="the engine is gone")
