@@ -69,7 +69,8 @@ def _run(planned: prepare.Planned, instance: Instance, sock: socket.socket, opti
                                         affinity=planned.host.affinity))
 
     async def main() -> int:
-        return await Service(make_job(planned), instance, sock, prepare_again=again, announce=_announce).run()
+        return await Service(make_job(planned), instance, sock, profile=options.profile, prepare_again=again,
+                             announce=_announce).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())

@@ -188,7 +188,7 @@ class Status:
     ``engine`` is the generation that serves or is on its way to it, ``successor`` the one a reload is starting beside
     it, ``retiring`` those that finish their last requests. ``then`` is what follows once a stopping engine is gone.
     ``failures`` counts failures in a row, ``alike`` how many of them at the end were the same; ``proven`` tells that an
-    engine has been ready since the start was asked for.
+    engine has been ready since the start (or the reload) was asked for, ``served`` that one ever was.
     """
 
     state: State = State.STOPPED
@@ -200,6 +200,7 @@ class Status:
     since: float = 0.0
     ready_at: float | None = None
     proven: bool = False
+    served: bool = False
     failures: int = 0
     alike: int = 0
     restarts: int = 0
@@ -211,3 +212,11 @@ class Status:
     def alive(self) -> frozenset[int]:
         """Return the generations whose processes exist."""
         return self.retiring | {g for g in (self.engine, self.successor) if g is not None}
+
+    def is_over(self) -> bool:
+        """Tell whether nothing will happen any more: stopped, or failed before it ever served.
+
+        What failed later stays: a reload may mend it, and meanwhile it tells whoever asks.
+        """
+        ended = self.state is State.STOPPED or (self.state is State.FAILED and not self.served)
+        return ended and bool(self.history) and not self.alive()

@@ -11,6 +11,7 @@ One task owns the status and performs the actions; nothing else starts or ends a
                               BackoffOver        ▼
                                    └───────── back-off ── the same failure again and again ──► failed
 
+``failed`` before anything was served is the end; later it stays, until ``RenewRequested`` (a reload) starts anew.
 A reload starts a successor beside the engine that serves (``ready`` with ``successor`` set), switches when it is ready
 and retires the old one; without the memory for both it drains, stops and starts (``then`` = ``renew``).
 """
@@ -102,7 +103,7 @@ def _retry(status: Status, event: BackoffOver, now: float, policy: Policy) -> Ou
 def _become_ready(status: Status, event: Ready, now: float, policy: Policy) -> Outcome:
     if event.generation != status.engine:
         return status, []
-    return replace(_move(status, State.READY, now, "the engine answers"), ready_at=now, proven=True), []
+    return replace(_move(status, State.READY, now, "the engine answers"), ready_at=now, proven=True, served=True), []
 
 
 def _ready_again(status: Status, event: Ready, now: float, policy: Policy) -> Outcome:
@@ -112,7 +113,7 @@ def _ready_again(status: Status, event: Ready, now: float, policy: Policy) -> Ou
     old = status.engine
     moved = _move(status, State.READY, now, "the new engine answers; the old one retires")
     return replace(moved, engine=event.generation, successor=None, retiring=status.retiring | {old}, ready_at=now,
-                   proven=True, failures=0, alike=0), [Retire(old)]
+                   proven=True, served=True, failures=0, alike=0), [Retire(old)]
 
 
 def _without(status: Status, generation: int) -> Status:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llamaops.core.cpuset import CpuSet
-from llamaops.core.engine_life import State
 from llamaops.core.explain import Stream
 from llamaops.core.plan import Plan
 from llamaops.core.profile import Profile
@@ -29,7 +28,7 @@ class Observer:
         restarts = Restarts()
         supervisor.subscribe(restarts)
         self._sampler = Sampler(supervisor, self._pid, self, self._place)
-        facts = Facts(lambda: State(supervisor.status()["state"]), lambda: Counter(n["level"] for n in notes()),
+        facts = Facts(lambda: supervisor.state, lambda: Counter(n["level"] for n in notes()),
                       restarts, build)
         app.metrics.add_collector(EngineMetrics(self._sampler, facts))
 

@@ -12,10 +12,12 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamaops import __version__
 from llamaops.core.engine import Engine
+from llamaops.core.engine_life import State, Status
 from llamaops.core.launch import LaunchSpec
 from llamaops.core.model import Model
 from llamaops.core.plan import Note, Placement, Plan
@@ -43,6 +45,9 @@ log = logging.getLogger("llamaops")
 
 READ_BACK_S = 60.0
 """How often the live threads are compared with the plan."""
+
+PROFILE_LOOK_S = 2.0
+"""How often a failed instance looks whether its profile has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +110,23 @@ def _holder(port: int) -> str:
 class Service:
     """Serves one job until told to stop; `run` is its whole life.
 
-    ``prepare_again`` is called in a thread at a reload and returns the job that the profile asks for now; ``announce``
-    is called once, with the base URL, when requests are served.
+    ``profile`` is the file that asks for it; ``prepare_again`` is called in a thread at a reload and returns the job
+    that it asks for now; ``announce`` is called once, with the base URL, when requests are served.
     """
 
-    def __init__(self, job: Job, instance: Instance, sock: socket.socket, *, prepare_again: Callable[[], Job],
-                 announce: Callable[[str], object]) -> None:
+    def __init__(self, job: Job, instance: Instance, sock: socket.socket, *, profile: Path,
+                 prepare_again: Callable[[], Job], announce: Callable[[str], object]) -> None:
         self._job = job
         self._instance = instance
         self._sock = sock
+        self._profile = profile
         self._prepare_again = prepare_again
         self._announce = announce
         self._traffic = Traffic()
         self._log = EngineLog(instance.log_path)
         self._supervisor = Supervisor(self._launcher(job), job.profile.supervise, self._traffic, log=self._log,
                                       mark=instance.mark, read_back=self._read_back, on_spawn=self._on_spawn)
+        self._supervisor.subscribe(self._tell_manager)
         self._keys = load_keys(job.profile.serve.api_keys, os.environ)
         self._tls = load_tls(job.profile.serve.tls)
         self._app: App | None = None
@@ -131,6 +138,7 @@ class Service:
         self._told: set[str] = set()
         self._reload_lock = asyncio.Lock()
         self._queued_reload: asyncio.Task[str] | None = None
+        self._hangups: set[asyncio.Task[None]] = set()
         self._signalled: int | None = None
         self._served = False
 
@@ -172,7 +180,8 @@ class Service:
         gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
         helpers = [asyncio.create_task(work) for work in (
-            self._tell_ready(), self._check_threads(), self._watchdog(), self._observer.run())]
+            self._tell_ready(), self._check_threads(), self._watchdog(), self._try_changed_profile(),
+            self._observer.run())]
         try:
             await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done() and not supervising.done():
@@ -237,6 +246,23 @@ class Service:
             self._announce(self.url)
             notify.notify(os.environ, *notify.ready(f"serving at {self.url}"))
 
+    def _tell_manager(self, status: Status) -> None:
+        """Let ``systemctl status`` show where the engine is in its life."""
+        if status.history and status.history[-1].at == status.since:
+            text = f"serving at {self.url}" if status.state is State.READY else status.history[-1].reason
+            notify.notify(os.environ, *notify.status(f"{status.state}: {text}"))
+
+    async def _try_changed_profile(self) -> None:
+        """Reload when the profile changes after the engine has failed for good."""
+        while True:
+            await self._supervisor.reach(State.FAILED)
+            failed_with = _version(self._profile)
+            while self._supervisor.state is State.FAILED and _version(self._profile) == failed_with:  # noqa: ASYNC110
+                await asyncio.sleep(PROFILE_LOOK_S)
+            if self._supervisor.state is State.FAILED:
+                log.info("the profile has changed: trying again")
+                await self._reload_and_log()
+
     async def _check_threads(self) -> None:
         while True:
             await asyncio.sleep(READ_BACK_S)
@@ -274,11 +300,18 @@ class Service:
         self._supervisor.stop(reason)
 
     def _on_hangup(self) -> None:
-        def tell(task: asyncio.Task[str]) -> None:
-            if not task.cancelled() and (exc := task.exception()):
-                log.error("reload refused, nothing changed: %s", exc)
+        task = asyncio.create_task(self._reload_and_log())
+        self._hangups.add(task)
+        task.add_done_callback(self._hangups.discard)
 
-        asyncio.ensure_future(self.reload()).add_done_callback(tell)
+    async def _reload_and_log(self) -> None:
+        """Reload where nobody waits for the outcome."""
+        try:
+            await self.reload()
+        except LlamaopsError as exc:
+            log.error("reload refused, nothing changed: %s", exc)
+        except Exception:
+            log.exception("reload failed, nothing changed")
 
     # ---- reload ----
 
@@ -304,7 +337,8 @@ class Service:
         job = await asyncio.to_thread(self._prepare_again)
         self._check_fixed(job.profile)
         keys, tls = load_keys(job.profile.serve.api_keys, os.environ), load_tls(job.profile.serve.tls)
-        if job.launch("-", None) != self._job.launch("-", None) or job.engine != self._job.engine:
+        down = self._supervisor.state in (State.BACKOFF, State.FAILED)
+        if down or job.launch("-", None) != self._job.launch("-", None) or job.engine != self._job.engine:
             available = job.plan.memory.available_bytes
             beside = available is None or job.plan.memory.total_bytes <= available
             await self._replace(job, beside=beside)
@@ -410,6 +444,15 @@ def _relay_config(job: Job, keys: KeyRing | None) -> RelayConfig:
 
 def _with_tls(profile: Profile) -> str:
     return "set" if profile.serve.tls else "not set"
+
+
+def _version(file: Path) -> tuple[int, int, int] | None:
+    """Return what changes when the file is written; None while it is not there."""
+    try:
+        info = file.stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def _free_port() -> int:

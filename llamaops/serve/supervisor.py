@@ -112,14 +112,15 @@ class Supervisor:
     async def run(self) -> None:
         """Serve until stopped; return when the last engine is gone.
 
-        Raises EngineFailed, with the cause and the engine's last lines, when starting again can't help. However it
-        ends, cancellation included, no engine is left.
+        Raises EngineFailed, with the cause and the engine's last lines, when nothing was ever served and starting again
+        can't help; once it has served it stays, ``failed``, for `replace` to try again. However it ends, cancellation
+        included, no engine is left.
         """
         self._post(life.StartRequested("start"))
         if os.getpid() == 1:
             self._errand(_reap_for_ever())
         try:
-            while not self._is_over():
+            while not self._status.is_over():
                 self._apply(await self._events.get())
         finally:
             await self._clean_up()
@@ -132,9 +133,18 @@ class Supervisor:
 
     async def wait_ready(self) -> None:
         """Return when requests are served. Raises EngineFailed when that will not happen any more."""
-        await self._until(lambda s: s.state in (State.READY, State.FAILED, State.STOPPED))
-        if self._status.state is not State.READY:
+        await self.reach(State.READY, State.FAILED, State.STOPPED)
+        if self.state is not State.READY:
             raise self._failure("the engine could not be started")
+
+    async def reach(self, *states: State) -> None:
+        """Return when it is in one of these states."""
+        await self._until(lambda s: s.state in states)
+
+    @property
+    def state(self) -> State:
+        """Where the engine is in its life."""
+        return self._status.state
 
     def endpoint(self) -> Endpoint | Unready:
         """Return where to send a request now, or why not (see `llamaops.serve.traffic.Backend`)."""
@@ -217,6 +227,8 @@ class Supervisor:
                 self._tell(f"{line.before} → {line.after}: {line.reason}")
         if self._status.state is not before.state:
             self._cancel_timers(before.state)
+            if self._status.state is State.FAILED and self._status.served:
+                log.error("%s", self._failure("the engine failed for good; a changed profile or a reload tries again"))
         for action in actions:
             self._do(action)
         self._moved.set()
@@ -227,10 +239,6 @@ class Supervisor:
     def _tell(self, text: str) -> None:
         log.info("%s", text)
         self._log.add(f"llamaops: {text}")
-
-    def _is_over(self) -> bool:
-        ended = self._status.state in (State.STOPPED, State.FAILED)
-        return ended and bool(self._status.history) and not self._status.alive()
 
     async def _until(self, met: Callable[[Status], bool]) -> None:
         """Wait for a status; one that never started yet counts as none."""
@@ -380,10 +388,10 @@ class Supervisor:
     async def _replace(self, make_launch: MakeLaunch, beside: bool, reason: str) -> None:
         old, self._make_launch = self._make_launch, make_launch
         generation = self._status.generation
-        if self._status.state in (State.STOPPED, State.FAILED) or self._status.then == "stop":
+        if self._status.is_over() or self._status.then == "stop":
             raise TryAgain("llamaops is stopping", fix="start it again with the changed profile")
         self._post(life.RenewRequested(reason, beside))
-        await self._until(lambda s: s.generation > generation or s.state in (State.STOPPED, State.FAILED))
+        await self._until(lambda s: s.generation > generation or s.is_over())
         new = generation + 1
         await self._until(lambda s: new not in s.alive() or (s.engine == new and s.state is State.READY))
         if new not in self._status.alive():
@@ -399,7 +407,8 @@ class Supervisor:
             case State.BACKOFF:
                 return f"the engine failed: {status.cause.text if status.cause else 'unknown'}", self._retry_in(status)
             case State.FAILED:
-                return f"the engine failed for good: {status.cause.text if status.cause else 'unknown'}", None
+                cause = status.cause.text if status.cause else "unknown"
+                return f"the engine failed for good, until a reload or a changed profile: {cause}", None
             case State.DRAINING | State.STOPPING if status.then != "stop":
                 return "the engine is being restarted", 5.0
             case _:

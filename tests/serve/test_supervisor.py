@@ -16,6 +16,7 @@ import pytest
 import uvloop
 from engine_rig import QUICK, Rig, ask, drive, engine_pid, get, marked, run_until_stopped, states, until
 
+from llamaops.core.engine_life import State
 from llamaops.core.plan import Note
 from llamaops.core.profile import BackoffSection
 from llamaops.errors import EngineFailed, TryAgain
@@ -153,6 +154,41 @@ def test_gives_up_after_the_same_unknown_failure_again_and_again(rig: Rig) -> No
 
     drive(body)
     assert states(supervisor).count("starting") == 5
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_failed_after_it_served_it_stays_until_a_reload_mends_it(rig: Rig, beside: bool) -> None:
+    supervisor = rig.supervisor(QUICK.model_copy(update={"backoff": BackoffSection(initial_s=0.01, max_s=0.01)}))
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        rig.switches = ["--stub-crash", "--stub-say", "error: invalid argument: --nope"]
+        os.kill(engine_pid(supervisor), signal.SIGKILL)
+        await supervisor.reach(State.FAILED)
+        unready = supervisor.endpoint()
+        assert isinstance(unready, Unready)
+        assert unready.retry_after_s is None
+        assert "--nope" in unready.reason
+        with pytest.raises(EngineFailed, match="--nope"):
+            await supervisor.replace(rig.launch, beside=beside)
+        await supervisor.replace(rig.with_switches(), beside=beside)
+        assert isinstance(supervisor.endpoint(), Endpoint)
+
+    drive(lambda: run_until_stopped(supervisor, body))
+    assert states(supervisor).count("failed") == 2
+
+
+def test_failed_after_it_served_it_stops_when_told(rig: Rig) -> None:
+    supervisor = rig.supervisor(QUICK.model_copy(update={"backoff": BackoffSection(initial_s=0.01, max_s=0.01)}))
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        rig.switches = ["--stub-crash", "--stub-say", "error: invalid argument: --nope"]
+        os.kill(engine_pid(supervisor), signal.SIGKILL)
+        await supervisor.reach(State.FAILED)
+
+    drive(lambda: run_until_stopped(supervisor, body))
+    assert states(supervisor)[-2:] == ["failed", "stopped"]
 
 
 def test_a_program_that_is_not_there_is_named(rig: Rig) -> None:

@@ -28,6 +28,9 @@ def froze(generation: int) -> life.Froze:
     return life.Froze(generation, "froze")
 
 
+FIVE_TIMES = [event for g in range(1, 6) for event in (exited(g, BAD_FLAG), life.BackoffOver())]
+
+
 def play(*events: life.Event, at: float = 0.0, every: float = 0.0, status: Status | None = None) -> Status:
     """Return the status after the events, ``every`` seconds apart."""
     now, status = at, status or Status()
@@ -66,11 +69,17 @@ def last_actions(*events: life.Event) -> list[life.Action]:
      "starting ready draining draining stopping stopped"),
     ([START, BESIDE, exited(1), life.Ready(2)], "starting stopping starting ready"),
     ([START, exited(1), BESIDE], "starting back-off starting"),
+    ([START, life.Ready(1), *FIVE_TIMES, BESIDE, life.Ready(6)],
+     "starting ready " + "back-off starting " * 4 + "failed starting ready"),
+    ([START, life.Ready(1), *FIVE_TIMES, BESIDE, exited(6, BAD_FLAG), INSTEAD],
+     "starting ready " + "back-off starting " * 4 + "failed starting failed starting"),
+    ([START, life.Ready(1), *FIVE_TIMES, STOP],
+     "starting ready " + "back-off starting " * 4 + "failed stopped"),
     ([START, life.Ready(1), BESIDE, life.Ready(2), exited(2), STOP, exited(1)],
      "starting ready ready ready back-off stopping stopped"),
 ])
 def test_histories(events: list[life.Event], states: str) -> None:
-    status = play(*events)
+    status = play(*events, every=10.0)
     assert [line.after.value for line in status.history] == states.split()
 
 
@@ -148,6 +157,19 @@ def test_gives_up(ready_first: bool, cause: Cause, starts: int) -> None:
         status, now = crash_and_retry(status, now, cause)
     assert status.generation == starts
     assert status.cause == cause
+
+
+@pytest.mark.parametrize(("events", "over"), [
+    ([], False),
+    ([START, exited(1, BAD_FLAG)], True),
+    ([START, life.Ready(1), *FIVE_TIMES], False),
+    ([START, life.Ready(1), *FIVE_TIMES, BESIDE, exited(6, BAD_FLAG)], False),
+    ([START, life.Ready(1), *FIVE_TIMES, STOP], True),
+    ([START, life.Ready(1), STOP, life.Drained()], False),
+    ([START, life.Ready(1), STOP, life.Drained(), exited(1)], True),
+])
+def test_what_failed_before_it_served_is_over_and_what_failed_later_stays(events: list[life.Event], over: bool) -> None:
+    assert play(*events, every=10.0).is_over() is over
 
 
 def test_different_failures_are_not_the_same_again() -> None:
