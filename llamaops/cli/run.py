@@ -149,6 +149,9 @@ def status_text(document: dict[str, Any]) -> str:
         f"{document['requests'].get('waiting', 0)} waiting",
     ]
     lines += [f"  now       {text}" for text in _explanations(document)]
+    if hang := document["loop"]["last_hang"]:
+        lines.append(f"  relay     its event loop stood still {document['loop']['hangs']} times, last for "
+                     f"{hang['seconds']:.1f} s in {hang['where']}")
     lines += [f"  {note['level']:<9} {note['text']} [{note['code']}]" for note in document["notes"]]
     return "\n".join(lines)
 

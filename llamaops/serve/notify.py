@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
@@ -51,6 +52,14 @@ def watchdog_interval_s(environ: Mapping[str, str], pid: int) -> float | None:
         return None
     usec = environ.get("WATCHDOG_USEC", "")
     return int(usec) / 2e6 if usec.isdigit() and int(usec) > 0 else None
+
+
+async def feed_watchdog(environ: Mapping[str, str], pid: int) -> None:
+    """Tell the manager, where it asks, that the event loop turns: one that hangs feeds nobody. Runs until cancelled."""
+    interval = watchdog_interval_s(environ, pid)
+    while interval is not None:
+        notify(environ, "WATCHDOG=1")
+        await asyncio.sleep(interval)
 
 
 def _one_line(text: str) -> str:

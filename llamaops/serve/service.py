@@ -30,6 +30,7 @@ from llamaops.serve.control_server import serve_control
 from llamaops.serve.drift import DriftWatch
 from llamaops.serve.enginelog import EngineLog
 from llamaops.serve.instance import Instance
+from llamaops.serve.loopwatch import LoopWatch
 from llamaops.serve.status import page_status
 from llamaops.serve.supervisor import MakeLaunch, Supervisor
 from llamaops.serve.threads import apply_priority, set_relay_priority
@@ -133,6 +134,7 @@ class Service:
         self._observer: Observer | None = None
         self._drift: dict[str, Note] = {}
         self._watch = DriftWatch()
+        self._loop_watch = LoopWatch()
         self._launching = job
         self._placements: dict[int, Placement] = {}
         self._told: set[str] = set()
@@ -175,13 +177,14 @@ class Service:
         self._app = make_app(self._supervisor, self._traffic, _relay_config(self._job, self._keys),
                              status=lambda: page_status(self.status()))
         self._observer = self._observe(self._app)
+        self._app.metrics.add_collector(self._loop_watch)
         server = make_server(self._app, switching(lambda: self._tls) if self._tls else None)
         gc.freeze()  # what is there now stays: no collection need ever walk it while tokens wait
         gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
         helpers = [asyncio.create_task(work) for work in (
-            self._tell_ready(), self._check_threads(), self._watchdog(), self._try_changed_profile(),
-            self._observer.run())]
+            self._tell_ready(), self._check_threads(), self._try_changed_profile(), self._observer.run(),
+            self._loop_watch.run(), notify.feed_watchdog(os.environ, os.getpid()))]
         try:
             await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done() and not supervising.done():
@@ -267,13 +270,6 @@ class Service:
         while True:
             await asyncio.sleep(READ_BACK_S)
             await self._supervisor.look_again()
-
-    async def _watchdog(self) -> None:
-        """Tell systemd that the event loop turns; a frozen engine is the supervisor's to notice."""
-        interval = notify.watchdog_interval_s(os.environ, os.getpid())
-        while interval is not None:
-            notify.notify(os.environ, "WATCHDOG=1")
-            await asyncio.sleep(interval)
 
     @contextlib.contextmanager
     def _signals(self) -> Any:
@@ -396,6 +392,7 @@ class Service:
             "requests": {"in_flight": self._traffic.in_flight(), **queue},
             "model": {"path": self._job.model.path, "quant": self._job.model.quant, "names": self._names()},
             "engine": {"path": self._job.engine.path, "version": self._job.engine.version},
+            "loop": self._loop_watch.tell(),
             **(self._observer.tell() if self._observer else {"streams": [], "now": None}),
         }
 
