@@ -30,9 +30,11 @@ name_argument = click.argument("name", required=False)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
               help="Log lines on stderr for people, or one JSON object each for machines.")
+@click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Log to FILE instead of stderr; it is kept below 8 MiB, with one file before it.")
 @click.pass_context
 def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bool, no_build: bool, offline: bool,
-       dry_run: bool, log_level: str, log_format: Literal["text", "json"]) -> int:
+       dry_run: bool, log_level: str, log_format: Literal["text", "json"], log_file: Path | None) -> int:
     """Prepare everything and serve PROFILE.
 
     Finds or builds llama-server, fetches (and quantizes) the model, plans CPUs, threads and priority for this machine,
@@ -61,7 +63,8 @@ def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bo
         from llamaops.cli import serving
 
         options = serving.Options(profile, overrides, may_build=not no_build, offline=offline,
-                                  log_level=log_level, log_format=log_format)
+                                  log_level=log_level, log_format=log_format,
+                                  log_file=log_file.absolute() if log_file else None)
         return serving.detach(options) if detach else serving.up(options)
 
     return serve() if detach else in_own_session(serve)

@@ -21,7 +21,7 @@ from llamaops.cli.console import make_progress
 from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress
 from llamaops.dirs import find_dirs
-from llamaops.errors import EngineFailed
+from llamaops.errors import EngineFailed, UsageError
 from llamaops.serve.instance import Instance, hold
 from llamaops.serve.service import Job, Service, listen
 from llamaops.serve.tls import load_tls
@@ -37,11 +37,12 @@ class Options:
     offline: bool
     log_level: str
     log_format: logs.Format
+    log_file: Path | None = None
 
 
 def up(options: Options) -> int:
     """Serve a profile in the foreground and return the exit code."""
-    logs.configure(options.log_level, options.log_format)
+    _configure_log(options)
     signal.signal(signal.SIGTERM, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
     load_tls(profile.serve.tls)  # a wrong file is told before the long work
@@ -49,6 +50,14 @@ def up(options: Options) -> int:
     with hold(runtime, profile.name, log_path) as instance, listen(profile.serve) as sock:
         planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
         return _run(planned, instance, sock, options)
+
+
+def _configure_log(options: Options) -> None:
+    try:
+        logs.configure(options.log_level, options.log_format, options.log_file)
+    except OSError as exc:
+        raise UsageError("can't write the log file", where=str(options.log_file), why=exc.strerror,
+                         fix="check the path, or leave out --log-file") from exc
 
 
 def make_job(planned: prepare.Planned) -> Job:
@@ -94,10 +103,10 @@ def detach(options: Options) -> int:
     load_tls(profile.serve.tls)
     listen(profile.serve).close()
     prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
-    log_path = _log_folder(profile) / "llamaops.log"
+    log_path = options.log_file or _log_folder(profile) / "llamaops.log"
     with log_path.open("ab") as log:
         start = log.tell()
-        child = subprocess.Popen(_foreground_argv(options), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        child = subprocess.Popen(_foreground_argv(options, log_path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                  stderr=log, start_new_session=True)
     try:
         assert child.stdout is not None
@@ -124,7 +133,7 @@ def _log_folder(profile: Profile) -> Path:
     return folder
 
 
-def _foreground_argv(options: Options) -> list[str]:
+def _foreground_argv(options: Options, log_file: Path) -> list[str]:
     sets = [word for override in options.overrides for word in ("--set", override)]
     return [sys.executable, "-m", "llamaops", "up", str(options.profile.absolute()), *sets, "--offline", "--no-build",
-            "--log-level", options.log_level, "--log-format", options.log_format]
+            "--log-level", options.log_level, "--log-format", options.log_format, "--log-file", str(log_file)]

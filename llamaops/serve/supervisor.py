@@ -40,7 +40,7 @@ _PROBE_MAX_S = 0.25
 
 Oftener, and what the engine spends on answers would look like progress.
 """
-_REAP_S = 10.0
+_REAP_S = 2.0
 _LOG_LINES = 15
 
 

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,11 +53,12 @@ def up(env: dict[str, str], tmp_path: Path, model_path: str) -> Iterator[Up]:
     """Return a function that starts ``llamaops up`` and waits for its URL; it is stopped after the test."""
     started: list[Running] = []
 
-    def start(*args: str, profile: Path = QUICKSTART, ready: bool = True, from_shell: bool = False) -> Running:
+    def start(*args: str, profile: Path = QUICKSTART, ready: bool = True, from_shell: bool = False,
+              within: Sequence[str] = ()) -> Running:
         stderr = tmp_path / f"up-{len(started)}.err"
+        command = [*within, *LLAMAOPS, "up", str(profile), "--set", "serve.port=0", *args]
         with stderr.open("w") as file:
-            process = subprocess.Popen([*LLAMAOPS, "up", str(profile), "--set", "serve.port=0", *args], env=env,
-                                       stdout=subprocess.PIPE, stderr=file, text=True,
+            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=file, text=True,
                                        start_new_session=not from_shell, process_group=0 if from_shell else None)
         running = Running(process, "", stderr, env)
         started.append(running)
