@@ -84,7 +84,8 @@ _HINTS = (
     _hint(r"error while handling argument \"(?P<what>[^\"]+)\"", "bad-flag",
           "the engine refuses the value of {what}", "correct engine.args (llama-server --help lists the values)",
           exit_code=78),
-    _hint(r"llamaops: cannot run (?P<what>.+)", "cannot-run", "cannot run {what}",
+    _hint(r"(?:llamaops: cannot run |(?:(?:setpriv|taskset|chrt): failed to execute|numactl: execution of|nice:) "
+          r"(?=[`'/]))(?P<what>.+)", "cannot-run", "cannot run {what}",
           "check engine.path, and that the file is executable here", exit_code=69),
     _hint(r"error while loading shared libraries: (?P<what>[^:]+)", "missing-library",
           "the engine needs the shared library {what}",

@@ -19,7 +19,7 @@ from llamaops.serve.metrics import RequestMetrics
 from llamaops.serve.quota import KeyLimits, OverLimit, Quotas
 from llamaops.serve.requestlog import Outcome
 from llamaops.serve.routes import Route
-from llamaops.serve.traffic import Backend, Endpoint, Traffic, Unready
+from llamaops.serve.traffic import Backend, Endpoint, Ticket, Traffic, Unready
 
 _PING = b": ping\n"
 _ENDED = 32
@@ -213,7 +213,7 @@ class _Passage:
         pings = _SilenceTimer(exchange, self._limits.ping_interval_s, self) if self._ask.stream else None
         try:
             self._ask_engine(exchange)
-            await self._answer(exchange)
+            await self._answer(exchange, ticket)
         finally:
             if pings is not None:
                 pings.stop()
@@ -251,12 +251,12 @@ class _Passage:
 
     # --- the answer
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, ticket: Ticket) -> None:
         try:
             while (head := await exchange.head()) is None:
                 await self._ping()
             await self._begin(exchange, head)
-            await self._pump(exchange)
+            await self._pump(exchange, ticket)
         except EngineGone as gone:
             self._call.record.outcome = "engine_failed"
             self._call.record.reason = str(gone)
@@ -277,7 +277,7 @@ class _Passage:
         self._call.record.outcome = _outcome(head.status)
         await self._call.start(head.status, response_headers(head.headers, streaming=streaming))
 
-    async def _pump(self, exchange: Exchange) -> None:
+    async def _pump(self, exchange: Exchange, ticket: Ticket) -> None:
         feed = self._stream.feed if self._streaming and self._stream is not None else self._feed_whole
         traffic, push, clock = self._relay._traffic, self._call.push, time.monotonic
 
@@ -293,9 +293,9 @@ class _Passage:
             if not chunk:
                 await self._ping()
             elif not forward(chunk):
-                self._blocked_since = clock()
+                self._blocked_since, ticket.blocked = clock(), True
                 await self._call.write(chunk)
-                self._blocked_since = None
+                self._blocked_since, ticket.blocked = None, False
                 self._sent_at = traffic.last_byte_at = now = clock()
                 feed(chunk, now)
         await self._call.finish()

@@ -365,8 +365,8 @@ class Supervisor:
         interval = min(1.0, self._settings.start_timeout_s / 10, self._settings.stall_timeout_s / 10)
         pid, pulse, still_s = engine.process.pid, None, 0.0
         while still_s < (self._settings.stall_timeout_s if engine.ready else self._settings.start_timeout_s):
-            if engine.ready and not self._traffic.in_flight(engine.generation):
-                pulse, still_s = None, 0.0  # an idle engine owes us nothing, and looking costs CPU
+            if engine.ready and not self._traffic.owed(engine.generation):
+                pulse, still_s = None, 0.0  # it owes us nothing, and looking costs CPU
             else:
                 now, sign = time.monotonic(), look(pid, engine.output.count)
                 pulse = pulse or Pulse(now, sign, interval)

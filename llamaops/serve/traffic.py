@@ -39,11 +39,15 @@ class Backend(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request inside the engine. ``abort`` ends it early with an error towards its client."""
+    """One request inside the engine. ``abort`` ends it early with an error towards its client.
+
+    ``blocked``: its client takes nothing now, so the engine owes it nothing either.
+    """
 
     generation: int
     abort: Callable[[str], None]
     opened_at: float = field(default_factory=time.monotonic)
+    blocked: bool = False
 
 
 class Traffic:
@@ -75,9 +79,9 @@ class Traffic:
             return len(self._tickets)
         return sum(t.generation == generation for t in self._tickets)
 
-    def oldest_opened_at(self) -> float | None:
-        """Return when the longest-running request was opened (monotonic seconds), None when idle."""
-        return min((t.opened_at for t in self._tickets), default=None)
+    def owed(self, generation: int) -> bool:
+        """Tell whether a request in this generation waits for the engine, and not for its own client."""
+        return any(t.generation == generation and not t.blocked for t in self._tickets)
 
     async def wait_idle(self) -> None:
         """Return once no request is in flight."""

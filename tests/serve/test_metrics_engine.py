@@ -253,6 +253,7 @@ def test_a_client_that_takes_nothing_is_seen() -> None:
             await client.head()
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a read transport as well
             await until(lambda: parts.app.relay.streams(time.monotonic())[0].blocked_s > 0.2)
+            assert not parts.traffic.owed(1)
             seen = parts.app.relay.streams(time.monotonic())[0]
             assert seen.phase == "decode" and seen.events > 0
             assert parts.app.relay.cancel(seen.id) and not parts.app.relay.cancel("req_unknown")

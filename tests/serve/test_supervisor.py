@@ -332,6 +332,23 @@ def test_an_idle_engine_is_left_alone(rig: Rig) -> None:
     drive(lambda: run_until_stopped(supervisor, body))
 
 
+def test_an_engine_whose_clients_take_nothing_is_left_alone(rig: Rig) -> None:
+    supervisor = rig.supervisor(QUICK.model_copy(update={"stall_timeout_s": 0.2}))
+    told: list[str] = []
+
+    async def body() -> None:
+        await supervisor.wait_ready()
+        first, second = (rig.traffic.open(1, told.append) for _ in range(2))
+        first.blocked = second.blocked = True
+        os.kill(engine_pid(supervisor), signal.SIGSTOP)  # it does nothing, for it can't go on
+        await asyncio.sleep(0.6)
+        assert supervisor.status()["state"] == "ready"
+        second.blocked = False
+        await until(lambda: told)  # one that waits for it is enough
+
+    drive(lambda: run_until_stopped(supervisor, body))
+
+
 def test_a_busy_engine_that_answers_nothing_is_kept(rig: Rig) -> None:
     rig.switches = ["--stub-busy-after", "1", "--stub-busy-s", "1.5"]
     supervisor = rig.supervisor(QUICK.model_copy(update={"stall_timeout_s": 0.4}))
