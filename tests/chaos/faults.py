@@ -98,6 +98,9 @@ async def refused_start(scene: Scene) -> None:
     wanted = restarts + scene.rng.randint(1, 3)
     await until(lambda: world.status().get("restarts", 0) >= wanted, "a start that is refused")
     world.replace_file(world.engine_file, good)
+    await scene.await_state("ready", "failed")  # a machine that is slow enough sees five refusals
+    if (await asyncio.to_thread(world.status))["state"] == "failed":
+        await scene.reload()
 
 
 async def failed_for_good(scene: Scene) -> None:
@@ -148,7 +151,7 @@ async def broken_profile(scene: Scene) -> None:
 async def reload_that_fails(scene: Scene) -> None:
     """Reload a profile that is right, but with which no engine starts; the old one goes on."""
     good = scene.world.profile.read_bytes()
-    bad = good.replace(b"--no-mmap", b"--no-mmap, --lora, /nowhere/adapter.gguf")
+    bad = good.replace(b"[--load", b"[--lora, /nowhere/adapter.gguf, --load")
     scene.world.replace_file(scene.world.profile, bad)
     with contextlib.suppress(LlamaopsError):
         raise Broken(f"an engine that can't start was taken: {await scene.reload()}")
@@ -182,10 +185,11 @@ async def disk_full(scene: Scene) -> None:
     await scene.hit(signal.SIGKILL)
     await scene.load.served()
     ballast.unlink()
-    log = scene.world.state / "llamaops" / "chaos" / "engine.log"
-    size = log.stat().st_size
+    logs = [scene.world.state / "up.log", scene.world.state / "llamaops" / "chaos" / "engine.log"]
+    sizes = [log.stat().st_size for log in logs]
     await scene.hit(signal.SIGTERM)  # so that there is something to log
-    await until(lambda: log.stat().st_size > size, "the log goes on once there is room")
+    await until(lambda: all(log.stat().st_size != size for log, size in zip(logs, sizes, strict=True)),
+                "the logs go on once there is room")
 
 
 async def memory_limit(scene: Scene) -> None:

@@ -96,9 +96,9 @@ class Load:
     async def _client(self) -> None:
         while True:
             await self._go.wait()
-            await self.ask({"prompt": "Once upon a time", "max_tokens": self.rng.choice((1, 1, 2, 4, 24)),
-                            "stream": self.rng.random() < 0.5, "ignore_eos": True})
-            await asyncio.sleep(0.02)
+            body = {"prompt": "Once upon a time", "max_tokens": self.rng.choice((1, 1, 2, 4, 24)),
+                    "stream": self.rng.random() < 0.5, "ignore_eos": True}
+            await asyncio.sleep(0.02 if await self.ask(body) == "answered" else 0.1)
 
     async def _ask(self, body: dict[str, Any]) -> str:
         async with self._http.stream("POST", "/v1/completions", json=body) as response:

@@ -31,7 +31,7 @@ _DISK = "40m"
 _PROFILE = """
 name: chaos
 model: {{source: 'path:{model}', context: {context}}}
-engine: {{path: {engine}, build: never, args: [--no-mmap], env: {{CHAOS_TURN: '{turn}'}}}}
+engine: {{path: {engine}, build: never, args: [--load-mode, none], env: {{CHAOS_TURN: '{turn}'}}}}
 placement: {{nice: 0, policy: other}}
 memory: {{prompt_cache_mib: 0}}
 serve: {{port: 0, slots: 2}}
@@ -93,7 +93,7 @@ class World:
         """Start it and wait until it serves."""
         library = self._build_clock()
         words = [*self._on_a_small_disk(), *self._in_the_cgroup(), "env", *library, *self.command, "up",
-                 str(self.profile)]
+                 str(self.profile), "--log-file", str(self.folder / "state" / "up.log")]
         with (self.folder / "up.err").open("wb") as stderr:
             self.process = subprocess.Popen(words, env=self._env, stdout=subprocess.PIPE, stderr=stderr, text=True,
                                             start_new_session=True)
@@ -131,7 +131,8 @@ class World:
 
     def complaints(self) -> str:
         """Return the last lines that llamaops said."""
-        return "\n".join((self.folder / "up.err").read_text(errors="replace").splitlines()[-30:])
+        logs = [self.folder / "up.err", *([self.state / "up.log"] if hasattr(self, "state") else [])]
+        return "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-30:])
 
     # What can be seen.
 
