@@ -19,11 +19,12 @@ _PR_SET_PDEATHSIG = 1
 def in_own_session(serve: Callable[[], int]) -> int:
     """Run ``serve`` in the leader of a session and return its exit code, 128 + n where signal n ended it.
 
-    Where this process leads its session already, or sessions don't count, it is just called. Otherwise it runs in a
+    Where this process leads its session already, is the first of a container (which must reap what others leave), or
+    sessions don't count, it is just called. Otherwise it runs in a
     child that gets the signals sent to this process and dies with it (prctl(2), PR_SET_PDEATHSIG). To be called while
     there is one thread, as it forks.
     """
-    if os.getsid(0) == os.getpid() or not _sessions_count():
+    if os.getpid() in (1, os.getsid(0)) or not _sessions_count():
         return serve()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no child's end would be told
     # Blocked until both sides are ready for them, so that none is lost.
