@@ -20,9 +20,8 @@ def in_own_session(serve: Callable[[], int]) -> int:
     """Run ``serve`` in the leader of a session and return its exit code, 128 + n where signal n ended it.
 
     Where this process leads its session already, is the first of a container (which must reap what others leave), or
-    sessions don't count, it is just called. Otherwise it runs in a
-    child that gets the signals sent to this process and dies with it (prctl(2), PR_SET_PDEATHSIG). To be called while
-    there is one thread, as it forks.
+    sessions don't count, it is just called. Otherwise it runs in a child that gets the signals sent to this process and
+    dies with it (prctl(2), PR_SET_PDEATHSIG). To be called while there is one thread, as it forks.
     """
     if os.getpid() in (1, os.getsid(0)) or not _sessions_count():
         return serve()
