@@ -140,6 +140,24 @@ def stamp(path: Path, sha256: str) -> dict[str, Any]:
     return {"file": path.name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": sha256}
 
 
+def mark_used(path: Path) -> None:
+    """Note the use of a file as its access time, which mounts seldom keep; the time of its content stays."""
+    with suppress(OSError):  # another user's, or a disk that can't be written
+        info = path.stat()
+        os.utime(path, ns=(time.time_ns(), info.st_mtime_ns))
+
+
+@contextmanager
+def unnoticed(path: Path) -> Iterator[None]:
+    """Put a file's access time back afterwards: looking at it is no use of it."""
+    before = path.stat()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def is_still(path: Path, stamped: Mapping[str, Any]) -> bool:
     """Tell whether the file is what `stamp` saw; its checksum is only computed when size or time differ."""
     try:

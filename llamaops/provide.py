@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamaops.acquire import gguf_file
+from llamaops.cache import mark_used
 from llamaops.core.engine import Engine
 from llamaops.core.model import Model
 from llamaops.core.profile import Profile
@@ -25,7 +26,11 @@ def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *
     ``engine`` supplies llama-quantize, from the folder it lies in. Raises ModelUnavailable.
     """
     model, quant = _fetched(profile, progress, offline=offline)
-    return model if quant is None else _quantized(model, quant, engine, find_dirs(os.environ).cache, progress)
+    mark_used(Path(model.path))
+    if quant is not None:
+        model = _quantized(model, quant, engine, find_dirs(os.environ).cache, progress)
+        mark_used(Path(model.path))
+    return model
 
 
 def _fetched(profile: Profile, progress: Progress, *, offline: bool) -> tuple[Model, str | None]:

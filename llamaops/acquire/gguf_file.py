@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -99,12 +97,3 @@ def _model(header: Header, path: Path, size: int, source: str | None, sha256: st
 def _refuse(path: Path, why: str, fix: str | None = None) -> NoReturn:
     raise ModelUnavailable("can't use this model file", where=str(path), why=why,
                            fix=fix or "get the file again, or a GGUF of this model")
-
-
-def cached_models(folders: Iterable[Path]) -> Iterator[Model]:
-    """Yield every readable GGUF model below these cache folders, by path; of split ones the first part."""
-    for folder in folders:
-        names = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf") if path.is_file()]
-        for name in models_among([name for name in names if not Path(name).name.startswith(".")]):
-            with suppress(ModelUnavailable):
-                yield read_model(folder / name)

@@ -1,23 +1,23 @@
-"""``llamaops model``: fetch, list and inspect models."""
+"""``llamaops model``: the models on this disk, and how they get there."""
 
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict
 
 import click
 
+from llamaops.cli.model_cache import list_, prune, rm, verify
 from llamaops.cli.model_inspect import facts, inspect
 from llamaops.cli.model_ref import REF, as_json, model_of
 
 
 @click.group()
 def model() -> None:
-    """Fetch, list and inspect models."""
+    """Fetch, inspect, list, check and remove models."""
 
 
-model.add_command(inspect)
+for command in (inspect, list_, verify, rm, prune):
+    model.add_command(command)
 
 
 @model.command(help=f"""Fetch a model and print where its GGUF is.
@@ -43,22 +43,3 @@ def pull(ref: str, offline: bool, sha256: str | None, json_: bool) -> None:
     """Fetch a model and print where its GGUF is (the help text is given to the decorator)."""
     got = model_of(ref, offline=offline, sha256=sha256)
     click.echo(json.dumps(facts(got)) if json_ else got.path)
-
-
-@model.command("list")
-@as_json
-def list_(json_: bool) -> None:
-    """List the GGUF models in the caches: llamaops' own and the hub's."""
-    from llamaops.acquire.gguf_file import cached_models
-    from llamaops.dirs import find_dirs
-    from llamaops.hub_api import hub_cache
-
-    cache = find_dirs(os.environ).cache
-    found = list(cached_models([cache / "models", hub_cache(os.environ, cache)]))
-    if json_:
-        click.echo(json.dumps([asdict(model) for model in found], indent=1))
-        return
-    if not found:
-        click.echo(f"no models in {cache}; fetch one with: llamaops model pull REF", err=True)
-    for model in found:
-        click.echo(f"{model.quant or '-':8}{model.size_bytes >> 20:>7} MiB  {model.architecture:10} {model.path}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gguf_bytes import gguf
 
-from llamaops.acquire.gguf_file import cached_models, find_gguf, read_model
+from llamaops.acquire.gguf_file import find_gguf, read_model
 from llamaops.core.gguf_header import parse_header
 from llamaops.errors import ModelUnavailable
 
@@ -110,10 +110,3 @@ def test_checksum(tmp_path: Path) -> None:
     assert find_gguf(path, sha256=hashlib.sha256(gguf()).hexdigest().upper()) == path
     with pytest.raises(ModelUnavailable, match="wrong checksum"):
         find_gguf(path, sha256="0" * 64)
-
-
-def test_cached_models_skip_what_is_half_written_or_broken(tmp_path: Path) -> None:
-    put(tmp_path / "a" / "m.gguf", gguf())
-    put(tmp_path / "a" / ".n.gguf", gguf())
-    put(tmp_path / "a" / "broken.gguf", b"no")
-    assert [Path(m.path).name for m in cached_models([tmp_path, tmp_path / "none"])] == ["m.gguf"]
