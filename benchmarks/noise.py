@@ -1,13 +1,15 @@
 """One stream while stress-ng fights for every CPU: llamaops with and without permission, and plain llama-server.
 
-    sudo .venv/bin/python benchmarks/noise.py [--runs 6] [--seconds 20] [--where session,autogroup,cgroup]
+    sudo .venv/bin/python benchmarks/noise.py [--runs 6] [--seconds 20] [--where quiet,session,autogroup,cgroup]
 
 Needs root (to lift the measuring client, to place the noise, and to drop privileges for one side), stress-ng, and a
 checkout and Python that other users can read. Three arrangements: noise in the same session, in another session
 (autogroup), and server and noise each in a cgroup of its own, as services are. Runs of the sides are interleaved; every
 run starts its server anew. Two clients stream side by side in each run: one at SCHED_FIFO 99, so that its own waiting
 is not counted, and an ordinary one. The quiet rows come first. Prints, for each side, the median and the worst run:
-tokens per second of one stream and the 99th percentile of the gap between events.
+tokens per second of one stream and the 99th percentile of the gap between events; then what that is of the quiet rows,
+against what is aimed at. A fair share is half: one noisy worker on each CPU. With ``--results FILE`` each run is kept
+there, and a run that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
@@ -37,6 +39,25 @@ from servers import PROFILE, ask, free_port, of_file, serving, up
 NOBODY = 65534
 PROMPT = "Tell me a long story about a lighthouse keeper, his daughter and the sea. " * 3
 SIDES = ("llamaops", "unprivileged", "plain")
+CLIENTS = ("client at FIFO 99", "ordinary client")
+FAIR_SHARE = 0.5
+
+Run = tuple["Result", "Result"]
+Runs = dict[str, dict[str, list[Run]]]
+"""Arrangement → side → its runs, each as the client at FIFO 99 and as the ordinary one saw it."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """The least rate of the median and of the worst run, and the largest gap, each as a share of quiet."""
+
+    rate: float
+    worst_rate: float
+    p99: tuple[float, float]
+
+
+AIMS = {"llamaops": Aim(0.85, 0.75, (1.5, 2.5)),
+        "unprivileged": Aim(0.75 * FAIR_SHARE, 0.60 * FAIR_SHARE, (4.0, 4.0))}
 
 
 @dataclass
@@ -140,7 +161,7 @@ def cgroup(name: str) -> Iterator[list[str]]:
 # ---- the runs ----
 
 
-def one_run(side: str, where: str | None, engine: str, model: str, seconds: float) -> tuple[Result, Result]:
+def one_run(side: str, where: str | None, engine: str, model: str, seconds: float) -> Run:
     """Start a side, add the noise, measure with both clients."""
     port, user = free_port(), NOBODY if side == "unprivileged" else None
     around = noise(where) if where else contextlib.nullcontext()
@@ -150,7 +171,7 @@ def one_run(side: str, where: str | None, engine: str, model: str, seconds: floa
             return measure(port, seconds)
 
 
-def row(name: str, runs: list[tuple[Result, Result]]) -> str:
+def row(name: str, runs: list[Run]) -> str:
     """Format the median and the worst of one side's runs, for the high and the ordinary client."""
     cells = []
     for results in zip(*runs, strict=True):
@@ -159,13 +180,51 @@ def row(name: str, runs: list[tuple[Result, Result]]) -> str:
     return f"{name:<14}" + "  |".join(cells)
 
 
+def verdicts(done: Runs) -> Iterator[str]:
+    """Yield each side's medians as a share of its own quiet ones, and whether that is what is aimed at."""
+    quiet = done["quiet"]
+    for where, client in itertools.product(done, (0, 1)):
+        for side, aim in AIMS.items():
+            rates, gaps = seen(done[where][side], client)
+            quiet_rates, quiet_gaps = seen(quiet["plain" if where == "quiet" else side], client)
+            of_quiet = statistics.median(quiet_rates)
+            rate, worst = statistics.median(rates) / of_quiet, min(rates) / of_quiet
+            gap = statistics.median(gaps) / statistics.median(quiet_gaps)
+            held = rate >= 0.97 if where == "quiet" else (
+                rate >= aim.rate and worst >= aim.worst_rate and gap <= aim.p99[client])
+            aimed = "0.97 of plain" if where == "quiet" else (
+                f"{aim.rate:.2f}, {aim.worst_rate:.2f}, {aim.p99[client]:.1f}")
+            yield (f"{where:<10}{CLIENTS[client]:<18}{side:<13}rate {rate:.2f}, worst {worst:.2f}, p99 {gap:.2f} of "
+                   f"quiet: {'holds' if held else 'MISSES'} {aimed}")
+
+
+def seen(runs: list[Run], client: int) -> tuple[list[float], list[float]]:
+    """Return the rates and the gaps that one of the two clients saw."""
+    return [run[client].rate for run in runs], [run[client].p99_ms for run in runs]
+
+
+def load(file: Path | None) -> Runs:
+    """Return the runs that an earlier call kept."""
+    if file is None or not file.exists():
+        return {}
+    return {where: {side: [(Result(**high), Result(**ordinary)) for high, ordinary in runs]
+                    for side, runs in sides.items()} for where, sides in json.loads(file.read_text()).items()}
+
+
+def keep(file: Path | None, done: Runs) -> None:
+    """Write all runs where they outlive an interruption."""
+    if file is not None:
+        file.write_text(json.dumps(done, default=asdict))
+
+
 def main() -> None:
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--runs", type=int, default=6)
     args.add_argument("--seconds", type=float, default=20)
-    args.add_argument("--where", default="session,autogroup,cgroup")
+    args.add_argument("--where", default="quiet,session,autogroup,cgroup")
     args.add_argument("--engine")
     args.add_argument("--model")
+    args.add_argument("--results", type=Path)
     options = args.parse_args()
 
     with tempfile.TemporaryDirectory(prefix="llo-noise-") as folder:
@@ -177,16 +236,21 @@ def main() -> None:
         model = shutil.copy(options.model or ask("model", "pull", PROFILE), folder)
         print(f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, {date.today()}; "
               f"{options.runs} runs of {options.seconds:.0f} s a side and client, interleaved; {Path(model).name}")
-        print(f"{'':<14}{'client at FIFO 99':^32}  |{'ordinary client':^32}")
+        print(f"{'':<14}" + "  |".join(f"{client:^32}" for client in CLIENTS))
         print(f"{'':<14}" + "  |".join([f"{'tok/s':>7}{'worst':>7}{'p99 ms':>9}{'worst':>9}"] * 2))
-        for where in [None, *options.where.split(",")]:
-            results: dict[str, list[tuple[Result, Result]]] = {side: [] for side in SIDES}
-            for _ in range(options.runs):
-                for side in random.sample(SIDES, len(SIDES)):
-                    results[side].append(one_run(side, where, engine, model, options.seconds))
-            print(f"-- {'quiet' if where is None else f'noise: {where}'}")
-            for side, runs in results.items():
+        done = load(options.results)
+        for where in options.where.split(","):
+            sides = done.setdefault(where, {side: [] for side in SIDES})
+            while missing := [side for side in SIDES if len(sides[side]) < options.runs]:
+                least = min(len(sides[side]) for side in missing)
+                side = random.choice([side for side in missing if len(sides[side]) == least])
+                sides[side].append(one_run(side, None if where == "quiet" else where, engine, model, options.seconds))
+                keep(options.results, done)
+            print(f"-- {'quiet' if where == 'quiet' else f'noise: {where}'}")
+            for side, runs in sides.items():
                 print(row(side, runs), flush=True)
+    if "quiet" in done:
+        print(*verdicts(done), sep="\n")
 
 
 if __name__ == "__main__":
