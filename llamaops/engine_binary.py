@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,13 +18,28 @@ from typing import NoReturn
 
 from llamaops.cache import make_folder, read_json, write_json
 from llamaops.child import Done, capture
-from llamaops.core.engine import Engine, missing_part, openmp_of, parse_help, parse_version, takes_unix_socket
+from llamaops.core.engine import (
+    Engine,
+    lacking,
+    missing_part,
+    openmp_of,
+    parse_features,
+    parse_help,
+    parse_version,
+    takes_unix_socket,
+)
 from llamaops.errors import EngineUnavailable, NotPermitted
 from llamaops.recipe import cpu_features
 
 ANSWER_S = 15.0
 """How long ``--version`` may take; it is milliseconds, but a cold network disk or a GPU runtime is slow."""
+FACTS = 2
+"""Raised whenever more is asked of a binary than what older notes hold."""
 BUILD_HINT = "build one for this machine: llamaops engine build"
+
+
+ILLEGAL = (-signal.SIGILL, 128 + signal.SIGILL)
+ILLEGAL_WHY = "illegal instruction: it was built for a newer CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +47,11 @@ class _Binary:
     path: Path
     env: Mapping[str, str]
 
-    def ask(self, option: str, **extra: str) -> Done:
+    def ask(self, *options: str, **extra: str) -> Done:
         try:
-            return capture([str(self.path), option], env={**self.env, **extra}, timeout_s=ANSWER_S)
+            return capture([str(self.path), *options], env={**self.env, **extra}, timeout_s=ANSWER_S)
         except subprocess.TimeoutExpired:
-            _unfit(self.path, f"it did not answer {option} within {ANSWER_S:.0f} s")
+            _unfit(self.path, f"it did not answer {options[0]} within {ANSWER_S:.0f} s")
         except OSError as exc:
             _unfit(self.path, _why_not_started(self.path, exc))
 
@@ -43,9 +59,9 @@ class _Binary:
 def read_engine(path: Path, origin: str, *, cache: Path | None = None) -> Engine:
     """Read version, flags and OpenMP runtime from the binary itself.
 
-    With ``cache``, what it said before is believed while path, size, time and CPU are the same (docs/adr/0003): three
-    process starts take 25 ms on a quiet machine, ten times that on a busy one. Raises EngineUnavailable when the file
-    is missing, not executable, made for another machine or C library, or is no llama-server.
+    With ``cache``, what it said before is believed while path, size, time and CPU are the same (docs/adr/0003): four
+    process starts take 35 ms on a quiet machine, ten times that on a busy one. Raises EngineUnavailable when the file
+    is missing, not executable, made for another machine, CPU or C library, or is no llama-server.
     """
     real = path.expanduser().resolve()
     if not real.is_file():
@@ -57,7 +73,8 @@ def read_engine(path: Path, origin: str, *, cache: Path | None = None) -> Engine
     known = read_json(notes)
     if known.get("stamp") == stamp and os.access(real, os.X_OK):
         facts = known["engine"]
-        return Engine(**{**facts, "flags": frozenset(facts["flags"]), "origin": origin})
+        lists = {"flags": frozenset(facts["flags"]), "features": tuple(facts["features"])}
+        return Engine(**{**facts, **lists, "origin": origin})
     engine = _ask(real, origin)
     with suppress(OSError, NotPermitted):  # a cache that can't be written only costs time
         make_folder(notes.parent)
@@ -68,7 +85,7 @@ def read_engine(path: Path, origin: str, *, cache: Path | None = None) -> Engine
 def _stamp(real: Path) -> list[str | int]:
     """Return what must be the same for remembered facts to hold."""
     info = real.stat()
-    return [str(real), info.st_size, info.st_mtime_ns, info.st_ino, os.uname().machine, cpu_features()]
+    return [FACTS, str(real), info.st_size, info.st_mtime_ns, info.st_ino, os.uname().machine, cpu_features()]
 
 
 def _ask(real: Path, origin: str) -> Engine:
@@ -79,6 +96,10 @@ def _ask(real: Path, origin: str) -> Engine:
     flags = parse_help(helped.tail)
     if not {"--model", "--ctx-size", "--port"} <= flags:
         _unfit(real, "its --help is not that of llama-server")
+    features = _features(binary, flags)
+    if missing := lacking(features, cpu_features()):
+        _unfit(real, f"it was built for a CPU with {', '.join(missing)}, which this one lacks: it would end with an "
+                     "illegal instruction")
     version = parse_version(binary.ask("--version").tail)
     # The loader prints the libraries and exits (ld.so(8)); a static or musl binary just prints its version again.
     libraries = binary.ask("--version", LD_TRACE_LOADED_OBJECTS="1").tail
@@ -89,7 +110,22 @@ def _ask(real: Path, origin: str) -> Engine:
         openmp=openmp_of(libraries) or _openmp_inside(real),
         origin=origin,
         unix_socket=takes_unix_socket(helped.tail),
+        features=features,
     )
+
+
+def _features(binary: _Binary, flags: frozenset[str]) -> tuple[str, ...]:
+    """Return the instruction sets it was compiled for: it tells them before it looks for the model, and ends there."""
+    if not {"--verbosity", "--host"} <= flags:
+        return ()
+    with tempfile.TemporaryDirectory(prefix="llamaops-") as folder:
+        try:
+            said = binary.ask("--verbosity", "5", "--model", f"{folder}/none.gguf", "--host", f"{folder}/ask.sock")
+        except EngineUnavailable:  # it waits for something: no reason to refuse what --help did not
+            return ()
+    if said.code in ILLEGAL:
+        _unfit(binary.path, ILLEGAL_WHY)
+    return parse_features(said.tail)
 
 
 def _clean_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -129,8 +165,8 @@ def _why_not_started(path: Path, exc: OSError) -> str:
 
 
 def _why_failed(done: Done) -> str:
-    if done.code in (-signal.SIGILL, 128 + signal.SIGILL):
-        return "illegal instruction: it was built for a newer CPU"
+    if done.code in ILLEGAL:
+        return ILLEGAL_WHY
     if part := missing_part(done.tail):
         newer = part.startswith(("GLIBC", "CXXABI", "GOMP"))
         return f"it needs {part}, newer than what this system has" if newer else f"the library {part} is not installed"

@@ -154,6 +154,7 @@ def _facts(engine: Engine) -> dict[str, Any]:
         "version": engine.version,
         "openmp": engine.openmp,
         "unix_socket": engine.unix_socket,
+        "features": list(engine.features),
         "glibc": newest_glibc(Path(engine.path)),
         "tools": sorted(path.name for path in folder.glob("llama-*") if path.is_file()),
         "flags": sorted(engine.flags),

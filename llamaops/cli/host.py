@@ -14,6 +14,7 @@ from llamaops.cli import colour
 from llamaops.cli.host_tune import tune
 
 if TYPE_CHECKING:
+    from llamaops.core.engine import Engine
     from llamaops.host.doctor import Check
 
 TUNED = ("governor", "interrupts", "irqbalance", "huge-pages", "swap")
@@ -53,7 +54,7 @@ def doctor(as_json: bool, recorded: Path | None) -> None:
     with opened(recorded) as root:
         checks = examine(root or Path("/"))
     if recorded is None:
-        checks.insert(0, _engine_check())
+        checks[:0] = _engine_checks()
     if as_json:
         click.echo(json.dumps({"checks": [check.document() for check in checks]}, indent=2, ensure_ascii=False))
     else:
@@ -68,8 +69,11 @@ def doctor(as_json: bool, recorded: Path | None) -> None:
         sys.exit(70)
 
 
-def _engine_check() -> Check:
-    """Say which llama-server a profile with engine.path: auto would run: an old one on PATH is a common surprise."""
+def _engine_checks() -> list[Check]:
+    """Say which llama-server a profile with engine.path: auto would run, and whether it suits this CPU.
+
+    An old one on PATH is a common surprise; so is one that was built for another machine.
+    """
     from llamaops.acquire.locate import find_engine
     from llamaops.core.profile import EngineSection
     from llamaops.dirs import find_dirs
@@ -79,11 +83,25 @@ def _engine_check() -> Check:
     try:
         found = find_engine(EngineSection(), find_dirs(os.environ).cache, os.environ)
     except EngineUnavailable as exc:
-        return Check("engine", "warn", "; ".join(filter(None, (exc.what, exc.where, exc.why))), exc.fix)
+        return [Check("engine", "fail", "; ".join(filter(None, (exc.what, exc.where, exc.why))), exc.fix)]
     if found is None:
-        return Check("engine", "info", "none yet; one is built when it is first needed", "llamaops engine build")
-    runtime = found.openmp or "no OpenMP"
-    return Check("engine", "ok", f"{found.path}, version {found.version or 'unknown'}, {runtime}, from {found.origin}")
+        return [Check("engine", "info", "none yet; one is built when it is first needed", "llamaops engine build")]
+    said = f"{found.path}, version {found.version or 'unknown'}, {found.openmp or 'no OpenMP'}, from {found.origin}"
+    return [Check("engine", "ok", said), *_cpu_check(found)]
+
+
+def _cpu_check(engine: Engine) -> list[Check]:
+    from llamaops.core.engine import BASE_FEATURES, unused
+    from llamaops.host.doctor import Check
+    from llamaops.recipe import cpu_features
+
+    if not engine.features:
+        return []
+    if idle := unused(engine.features, cpu_features()):
+        return [Check("engine-cpu", "warn" if BASE_FEATURES & set(idle) else "info",
+                      f"the engine was built without {', '.join(idle)}, which this CPU has: it could be faster",
+                      "llamaops engine build   (GGML_NATIVE is on by default; a newer compiler knows more)")]
+    return [Check("engine-cpu", "ok", f"built for what this CPU has: {', '.join(engine.features)}")]
 
 
 @host.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llamaops.core.topology import Host
@@ -18,7 +19,8 @@ class Engine:
     ``path`` is the real path that is executed. ``version`` is spelled ``b11434`` (None when the binary does not say).
     ``flags`` holds every option spelling of ``--help``, long and short. ``openmp`` is ``libgomp``, ``libomp`` or None
     for a build without OpenMP, read from the libraries it loads. ``origin`` tells how it was found: ``path``,
-    ``cache``, ``PATH`` or ``built``. ``unix_socket``: its ``--host`` takes one.
+    ``cache``, ``PATH`` or ``built``. ``unix_socket``: its ``--host`` takes one. ``features`` are the instruction sets
+    it was compiled for, as ggml spells them; empty where it does not say.
     """
 
     path: str
@@ -27,6 +29,7 @@ class Engine:
     openmp: str | None
     origin: str = "path"
     unix_socket: bool = True
+    features: tuple[str, ...] = ()
 
 
 _BUILD = re.compile(r"\(build (\d+)|^version: (\d+) \(", re.MULTILINE)
@@ -60,6 +63,39 @@ def _spellings(line: str) -> list[str]:
             break
         pos = found.end()
     return out
+
+
+CPU_FLAGS = {
+    "SSE3": "pni", "SSSE3": "ssse3", "AVX": "avx", "AVX_VNNI": "avx_vnni", "AVX2": "avx2", "F16C": "f16c", "FMA": "fma",
+    "BMI2": "bmi2", "AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16", "AMX_INT8": "amx_int8",
+    "NEON": "asimd", "FP16_VA": "asimdhp", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm", "SVE": "sve", "SME": "sme",
+}  # fmt: skip
+"""ggml's name of an instruction set → the kernel's in /proc/cpuinfo (ggml-cpu.c, arch/*/kernel/cpu)."""
+BASE_FEATURES = frozenset({"AVX", "AVX2", "F16C", "FMA", "NEON", "DOTPROD"})
+"""Those that a build without decodes at a fraction of the speed; the newer ones speed up prompts."""
+_FEATURE = re.compile(r"\b([A-Z][A-Z0-9_]+) = 1\b")
+
+
+def parse_features(text: str) -> tuple[str, ...]:
+    """Return the instruction sets of a ``system_info`` line that `CPU_FLAGS` knows."""
+    found = re.search(r"system_info:.*", text)
+    return tuple(name for name in _FEATURE.findall(found[0]) if name in CPU_FLAGS) if found else ()
+
+
+def lacking(features: Iterable[str], cpu: str) -> list[str]:
+    """Return the instruction sets that a CPU with these kernel flags lacks; none where the flags are unknown.
+
+    32-bit ARM kernels say ``neon`` for what 64-bit ones call ``asimd``.
+    """
+    has = set(cpu.replace("neon", "neon asimd").split())
+    return [name for name in features if CPU_FLAGS[name] not in has] if has else []
+
+
+def unused(features: Iterable[str], cpu: str) -> list[str]:
+    """Return the instruction sets that this CPU has and the engine does not use; none where it does not say."""
+    used = set(features)
+    return [name for name, flag in CPU_FLAGS.items() if used and flag in cpu.split() and name not in used]
 
 
 def takes_unix_socket(help_text: str) -> bool:

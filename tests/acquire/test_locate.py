@@ -192,3 +192,39 @@ def test_an_unfit_one_on_path_is_not_passed_over_in_silence(tmp_path: Path) -> N
     script(tmp_path / "llama-server", "exit 1")
     with pytest.raises(EngineUnavailable):
         find_engine(section(), tmp_path, {"PATH": str(tmp_path)})
+
+
+ASKED = HELP + "\n--verbosity N   v"
+
+
+def told(path: Path, features: str) -> Path:
+    """Make a llama-server that tells its features as the real one does, and its --host to a file."""
+    line = f"0.00.1 I cmn  common_param: system_info: n_threads = 2 / 2 | CPU : {features} | LLAMAFILE = 1 |"
+    return script(path, f"""case "$1" in
+--help) printf %s "{ASKED}";; --verbosity) echo "{line}"; echo "$*" > {path}.asked; exit 1;; *) echo "version: 7 (a)";;
+esac""")
+
+
+def test_what_it_was_compiled_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_binary, "cpu_features", lambda: "avx avx2 avx512f")
+    engine = read_engine(told(tmp_path / "llama-server", "AVX = 1 | AVX2 = 1 | AVX512 = 1 | FMA = 0"), "path")
+    assert engine.features == ("AVX", "AVX2", "AVX512")
+    asked = (tmp_path / "llama-server.asked").read_text()
+    assert not Path(asked.split()[-1]).parent.exists(), "the folder of its socket is gone again"
+    again = read_engine(tmp_path / "llama-server", "path", cache=tmp_path / "cache")
+    assert read_engine(tmp_path / "llama-server", "path", cache=tmp_path / "cache") == again == engine
+
+
+def test_one_for_a_newer_cpu_is_refused_before_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_binary, "cpu_features", lambda: "avx avx2")
+    path = told(tmp_path / "llama-server", "AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 1")
+    with pytest.raises(EngineUnavailable, match="can't be used") as caught:
+        read_engine(path, "path")
+    assert "a CPU with AVX512, AVX512_VNNI, which this one lacks" in str(caught.value.why)
+
+
+def test_one_that_dies_of_it_only_when_it_begins(tmp_path: Path) -> None:
+    body = f'case "$1" in --help) printf %s "{ASKED}";; --verbosity) kill -ILL $$;; *) echo "version: 7 (a)";; esac'
+    with pytest.raises(EngineUnavailable) as caught:
+        read_engine(script(tmp_path / "llama-server", body), "path")
+    assert "illegal instruction" in str(caught.value.why)

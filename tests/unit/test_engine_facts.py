@@ -7,11 +7,14 @@ import pytest
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.engine import (
     compile_jobs,
+    lacking,
     missing_part,
     openmp_of,
+    parse_features,
     parse_help,
     parse_version,
     takes_unix_socket,
+    unused,
 )
 from llamaops.core.topology import Cgroup, Host
 
@@ -112,3 +115,24 @@ def test_what_the_loader_misses(text: str, part: str | None) -> None:
 )
 def test_compile_jobs(host: Host, jobs: int) -> None:
     assert compile_jobs(host) == jobs
+
+
+SYSTEM = ("0.00.1 I x: system_info: n_threads = 2 (n_threads_batch = 2) / 2 | CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 0 | "
+          "LLAMAFILE = 1 | OPENMP = 1 |\nother AVX = 1")
+
+
+def test_features_are_those_of_the_system_line() -> None:
+    assert parse_features(SYSTEM) == ("SSE3", "AVX2")
+    assert parse_features("no such line AVX = 1") == ()
+
+
+@pytest.mark.parametrize(("features", "cpu", "missing", "idle"), [
+    (("AVX2", "AVX512"), "avx2 fma", ["AVX512"], ["FMA"]),
+    (("AVX2",), "", [], []),
+    ((), "avx2", [], []),
+    (("NEON", "DOTPROD"), "neon", ["DOTPROD"], []),
+    (("NEON",), "asimd asimddp", [], ["DOTPROD"]),
+])
+def test_features_against_a_cpu(features: tuple[str, ...], cpu: str, missing: list[str], idle: list[str]) -> None:
+    assert lacking(features, cpu) == missing
+    assert unused(features, cpu) == idle
