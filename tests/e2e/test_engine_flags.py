@@ -24,7 +24,8 @@ VARIANTS = (
 
 NOT_TO_LOSE = {
     "-m", "--host", "--port", "--alias", "-t", "-tb", "-c", "-np", "-b", "-ub", "-ctk", "-ctv", "--cache-ram",
-    "--no-ui", "--metrics", "--slots", "--jinja", "--sse-ping-interval", "--fit", "--load-mode", "--embeddings", "--reranking", "--poll",
+    "--no-ui", "--metrics", "--slots", "--jinja", "--sse-ping-interval", "--fit", "--load-mode", "--embeddings",
+    "--reranking", "--poll",
 }  # fmt: skip
 """What the pinned engine must take. An older one may lack some, and then they are left out without a word: after a
 bump that would be, say, its 8 GiB prompt cache back."""
