@@ -108,6 +108,6 @@ def unpack(archive: Path, folder: str, tree: Path,
                     member.name = str(inner.relative_to(folder or "."))
                     tar.extract(member, partial)
     except (tarfile.TarError, EOFError) as exc:
-        raise BuildFailed("the engine source can't be unpacked", where=str(archive), why=str(exc)) from exc
+        raise BuildFailed("the engine's archive can't be unpacked", where=str(archive), why=str(exc)) from exc
     partial.mkdir(exist_ok=True)
     partial.replace(tree)

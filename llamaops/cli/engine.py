@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ import click
 
 from llamaops.cli import colour
 from llamaops.cli.console import make_progress
-from llamaops.errors import EngineUnavailable, UsageError
+from llamaops.errors import EngineUnavailable, TryAgain, UsageError
 
 if TYPE_CHECKING:
     from llamaops.core.engine import Engine
@@ -74,17 +76,73 @@ def build(cmake: tuple[str, ...], json_: bool) -> None:
     click.echo(json.dumps(_facts(made)) if json_ else made.path)
 
 
+@engine.command()
+@click.argument("url")
+@click.option("--sha256", metavar="HEX", required=True, help="The archive's checksum, as its publisher states it.")
+@as_json
+def pull(url: str, sha256: str, json_: bool) -> None:
+    """Fetch a released llama.cpp (a tar archive) into the cache and print where its llama-server is.
+
+    It is used where a profile's engine.path names it. One that needs a newer C library or another CPU is refused with
+    the reason. A cut download is continued. Exit codes: 69 unfit or not available, 75 try again (network).
+
+    \b
+    Example:
+      llamaops engine pull https://example.org/llama-b11434-bin-ubuntu-x64.tar.gz --sha256 HEX
+    """
+    from llamaops.acquire.release import fetch_release
+    from llamaops.core.source import UrlSource, parse_source
+    from llamaops.dirs import find_dirs
+
+    try:
+        source = parse_source(url)
+    except ValueError as exc:
+        raise UsageError("this is no URL of a release", why=str(exc)) from exc
+    if not isinstance(source, UrlSource) or not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise UsageError("a release is https://HOST/FILE and 64 hexadecimal digits", where=str(source))
+    got = fetch_release(source, sha256, find_dirs(os.environ).cache, make_progress())
+    click.echo(json.dumps(_facts(got)) if json_ else got.path)
+
+
+@engine.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def rm(names: tuple[str, ...]) -> None:
+    """Remove builds and releases from the cache; NAME is what `llamaops engine list` shows, or a path in it.
+
+    What runs, or what a running instance would start again, stays: exit code 75.
+    """
+    from llamaops.cli.in_use import in_use
+    from llamaops.dirs import find_dirs
+    from llamaops.recipe import all_built
+
+    cache, users = find_dirs(os.environ).cache, in_use()
+    built = {folder.name: folder for folder, _ in all_built(cache)}
+    for name in names:
+        folder = built.get(name) or next((f for f in built.values() if Path(name).absolute().is_relative_to(f)), None)
+        if folder is None:
+            raise EngineUnavailable("there is no such engine in the cache", where=name, fix="llamaops engine list")
+        if user := next((user for path, user in users.items() if Path(path).is_relative_to(folder)), None):
+            raise TryAgain(f"{folder.name} is in use", where=user, fix="stop it, then run the same command again")
+        shutil.rmtree(folder)
+        click.echo(f"removed {folder.name}", err=True)
+
+
 @engine.command("list")
 @as_json
 def list_(json_: bool) -> None:
-    """List the builds in the cache, newest first; * marks those that suit this machine and the shipped recipe."""
+    """List the builds and releases in the cache, newest first, with the CMake definitions that are not the recipe's.
+
+    * marks those that suit this machine and the shipped recipe.
+    """
     from llamaops.dirs import find_dirs
-    from llamaops.recipe import all_built, built_engines, load_recipe
+    from llamaops.recipe import all_built, built_engines, flags, load_recipe
 
     cache = find_dirs(os.environ).cache
-    fitting = set(built_engines(load_recipe(os.environ), {}, cache))
+    recipe = load_recipe(os.environ)
+    fitting = set(built_engines(recipe, {}, cache))
     rows: list[dict[str, Any]] = [
-        {"path": str(folder / "bin" / "llama-server"), "fits": folder in fitting, "size_bytes": _size(folder / "bin"),
+        {"name": folder.name, "path": str(folder / "bin" / "llama-server"), "fits": folder in fitting,
+         "size_bytes": _size(folder / "bin"),
          **{k: manifest.get(k) for k in ("version", "made", "from", "compiler", "cmake", "cpu", "key")}}
         for folder, manifest in all_built(cache)
     ]  # fmt: skip
@@ -94,8 +152,10 @@ def list_(json_: bool) -> None:
     if not rows:
         click.echo(f"no builds in {cache}; make one with: llamaops engine build", err=True)
     for row in rows:
-        mark = "*" if row["fits"] else " "
-        click.echo(f"{mark} {row['version']}  {row['size_bytes'] >> 20} MiB  {row['made']}  {row['path']}")
+        mark, usual = "*" if row["fits"] else " ", flags(recipe, {}).items()
+        own = " ".join(f"{k}={v}" for k, v in (row["cmake"] or {}).items() if (k, v) not in usual)
+        what = own or (row["from"] if row["cmake"] is None else "as the recipe says")
+        click.echo(f"{mark} {row['name']}  {row['version']}  {row['size_bytes'] >> 20} MiB  {row['made'][:10]}  {what}")
 
 
 @engine.command()

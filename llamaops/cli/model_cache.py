@@ -7,21 +7,17 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from llamaops.cli.console import make_progress
+from llamaops.cli.in_use import in_use
 from llamaops.cli.model_ref import as_json
-from llamaops.errors import LlamaopsError, ModelUnavailable, TryAgain, UsageError
+from llamaops.errors import ModelUnavailable, TryAgain, UsageError
 
 if TYPE_CHECKING:
     from llamaops.core.stock import Item
-
-PROGRAMS = ("llama-", "convert_")
-"""How llama.cpp's programs begin: they take models as arguments."""
-MOST_WRAPPERS = 8
 
 NAMES = """NAME is what `llamaops model list` shows, a path, or a file's name; hf:ORG/REPO means all of its files."""
 
@@ -117,7 +113,7 @@ def prune(max_size: str | None, dry_run: bool) -> None:
     items = _stock()
     gone = abandoned(items)
     if max_size is not None:
-        gone += victims([item for item in items if item not in gone], _size(max_size), _in_use())
+        gone += victims([item for item in items if item not in gone], _size(max_size), in_use())
     if dry_run:
         for item in gone:
             click.echo(f"{item.size_bytes >> 20:>7} MiB  {_ago(item.used):>9}  {item.name}")
@@ -151,7 +147,7 @@ def _remove(items: Sequence[Item]) -> None:
     from llamaops.acquire.stock import remove
     from llamaops.core.stock import user_of
 
-    users = _in_use()
+    users = in_use()
     for item in items:
         if user := user_of(item, users):
             raise TryAgain(f"{item.name} is in use", where=user,
@@ -159,42 +155,6 @@ def _remove(items: Sequence[Item]) -> None:
     for item in items:
         remove(item)
         click.echo(f"removed {item.name} ({item.size_bytes >> 20} MiB)", err=True)
-
-
-def _in_use() -> dict[str, str]:
-    """Return who uses which file: by the command lines of all processes, and by what running instances have planned.
-
-    An instance between two engines has none, but will start the next with the same model.
-    """
-    import psutil
-
-    out: dict[str, str] = {}
-    for process in psutil.process_iter(["pid", "name", "cmdline", "cwd"]):
-        argv = process.info["cmdline"] or []
-        if any(Path(word).name.startswith(PROGRAMS) for word in argv[:MOST_WRAPPERS]):
-            user = f"process {process.info['pid']} ({process.info['name']})"
-            folder = Path(process.info["cwd"] or "/")
-            out |= {str(folder / word): user for word in argv if not word.startswith("-")}
-    for instance, argv in _planned():
-        out |= dict.fromkeys(argv, f"instance {instance}")
-    return out | {os.path.realpath(path): user for path, user in out.items() if path.startswith("/")}
-
-
-def _planned() -> list[tuple[str, list[str]]]:
-    from llamaops.dirs import find_dirs
-    from llamaops.serve.control import call
-    from llamaops.serve.instance import list_instances
-
-    out = []
-    for known in list_instances(find_dirs(os.environ).runtime):
-        if known.pid is not None:
-            try:
-                document: dict[str, Any] = call(known.control_socket, "plan")
-            except LlamaopsError as exc:  # preparing still, or not to be asked: better to remove nothing
-                raise TryAgain("can't tell which model an instance uses", where=f"instance {known.name}", why=exc.what,
-                               fix="run the same command again when it is ready") from exc
-            out.append((known.name, [*document["launch"]["argv"], str((document["model"] or {}).get("path"))]))
-    return out
 
 
 def _tree(items: Sequence[Item]) -> list[tuple[Item, int]]:
