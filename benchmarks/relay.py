@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import shutil
 import socket
@@ -108,6 +109,7 @@ async def llamaops(engine: str, port: int) -> None:
 
     sock = listening(port)
     app = make_app(Engine(), Traffic(), RelayConfig("smol", slots=100_000), status=dict)
+    gc.freeze()  # as the service does before it serves
     await make_server(app).serve(sockets=[sock])
 
 

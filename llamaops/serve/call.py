@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from llamaops.core.completions import error_body
+from llamaops.serve.bodies import BodyBudget
 from llamaops.serve.requestlog import Outcome, Record
 
 Headers = list[tuple[bytes, bytes]]
@@ -15,6 +16,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_ROOM_S = 2.0  # until another body may fit
 _BODY_PATIENCE_S = 60.0  # without a byte of the request's body
 
 
@@ -47,6 +49,24 @@ class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
 
+class Line(Protocol):
+    """The client's connection as far as ASGI does not reach; in the scope's extensions."""
+
+    lost: bool
+    """The client has gone, or what it sent can't be followed."""
+    on_lost: Callable[[], None] | None
+    """Called when ``lost`` becomes true."""
+
+    def abort(self) -> None:
+        """Drop the connection at once, unsent bytes and all."""
+
+    def push(self, framed: bytes) -> bool:
+        """Write one chunk, framed already, now; False where that would mean to wait, or in no chunked body."""
+
+    def whole_body(self) -> bytes | None:
+        """Return the request's body if all of it is here, and nothing of it was taken."""
+
+
 class Call:
     """A request and its answer. Everything sent carries ``extra`` headers (request id, CORS)."""
 
@@ -62,10 +82,11 @@ class Call:
         self._receive = receive
         self._send = send
         self._extra = extra
-        self.abort: Callable[[], None] = scope["extensions"]["llamaops"]["abort"]
-        """Drop the client's connection at once, unsent bytes and all."""
-        self.push: Callable[[bytes], bool] = scope["extensions"]["llamaops"]["push"]
-        """Write bytes of the body now; False where that would mean to wait, or is no chunked body: use `write`."""
+        self._held = 0
+        self._line: Line = scope["extensions"]["llamaops"]
+        self.abort = self._line.abort
+        self.push = self._line.push
+        """Write one chunk, framed already, now; False where that would mean to wait, or in no chunked body: `write`."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first request header of that lower-case name."""
@@ -128,46 +149,54 @@ class Call:
             raise ClientGone
         return message
 
-    async def whole_body(self, limit: int) -> bytes:
-        """Return the body. Raises Refusal (413, 408) and ClientGone."""
-        return b"".join([piece async for piece in self.body(limit)])
+    async def whole_body(self, limit: int, budget: BodyBudget) -> bytes:
+        """Return the body, counted in ``budget`` until `release`. Raises Refusal (413, 408, 503) and ClientGone."""
+        if (whole := self._line.whole_body()) is not None:
+            self._hold(len(whole), limit, budget)
+            return whole
+        pieces = []
+        async for piece in self.body(limit):
+            self._hold(len(piece), limit, budget)
+            pieces.append(piece)
+        return b"".join(pieces)
 
-    @asynccontextmanager
-    async def watched(self, upload: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[None]:
-        """Inside, a client that goes away ends the block with ClientGone, wherever it waits.
+    def _hold(self, size: int, limit: int, budget: BodyBudget) -> None:
+        if self._held + size > limit:
+            raise too_large(limit)
+        if not budget.take(size, self._held):
+            raise Refusal(503, "too many large requests are waiting: there is no room for another body now",
+                          kind="server_error", code="bodies_full", retry_after_s=_ROOM_S)
+        self._held += size
 
-        ``upload``, where given, is run beside the block to take the rest of the body first; what it raises ends the
-        block likewise.
-        """
+    def release(self, budget: BodyBudget) -> None:
+        """Tell that the body is not held any more; twice is harmless."""
+        budget.give_back(self._held)
+        self._held = 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside, a client that goes away ends the block with ClientGone, wherever it waits."""
         task = asyncio.current_task()
         assert task is not None
-        watch = asyncio.ensure_future(self._watch(upload))
-        fired = False
+        gone = False
 
-        def interrupt(_: asyncio.Future[None]) -> None:
-            nonlocal fired
-            if not watch.cancelled():
-                fired = True
-                task.cancel()
+        def interrupt() -> None:
+            nonlocal gone
+            gone = True
+            task.cancel()
 
-        watch.add_done_callback(interrupt)
+        if self._line.lost:
+            raise ClientGone
+        self._line.on_lost = interrupt
         try:
             yield
         except asyncio.CancelledError:
-            if not fired:
+            if not gone:
                 raise
             task.uncancel()
-            watch.result()
             raise ClientGone from None
         finally:
-            watch.remove_done_callback(interrupt)
-            watch.cancel()
-
-    async def _watch(self, upload: Callable[[], Awaitable[None]] | None) -> None:
-        if upload is not None:
-            await upload()
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+            self._line.on_lost = None
 
 
 def too_large(limit: int) -> Refusal:

@@ -14,6 +14,8 @@ import httptools
 from llamaops.serve.traffic import Endpoint
 
 Headers = list[tuple[bytes, bytes]]
+Sink = Callable[[bytes, bytes], bool]
+"""Takes a piece of a body, as one chunk of a chunked body and bare; False where it can't just now."""
 _HIGH_WATER = 256 << 10  # bytes held for a client that reads slowly before the engine is made to wait
 
 
@@ -48,7 +50,8 @@ class Exchange(asyncio.Protocol):
         self._held = 0
         self._ended = False
         self._error: EngineGone | None = None
-        self._sink: Callable[[bytes], bool] | None = None
+        self._sink: Sink | None = None
+        self._between = False  # two chunks of the body: what comes next begins one
         self._woken = False
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -107,7 +110,7 @@ class Exchange(asyncio.Protocol):
                 return b""
             await self._wait()
 
-    def divert(self, sink: Callable[[bytes], bool]) -> None:
+    def divert(self, sink: Sink) -> None:
         """Hand bytes of the body to ``sink`` the moment they come, without a task switch.
 
         Where it returns False, and whenever older bytes are not read yet, they are kept for `read`.
@@ -146,6 +149,14 @@ class Exchange(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # a stream protocol is given a stream transport
 
     def data_received(self, data: bytes) -> None:
+        # Engines write each event as one chunk, and it nearly always comes alone: it travels on as it is, unparsed.
+        if self._between and self._sink is not None:
+            end = data.find(b"\r\n")
+            size = len(data) - end - 4
+            if (size > 0 and data[:end] == b"%x" % size and data[-2:] == b"\r\n" and not self._chunks
+                    and self._sink(data, data[end + 2 : -2])):
+                return
+        self._between = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
@@ -153,6 +164,7 @@ class Exchange(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self.fail("the engine wants to switch protocols")
         else:
+            self._between = self._between and not self._ended and data[-2:] == b"\r\n"
             if self._chunks or self._ended or self._sink is None:
                 self._wake_reader()
 
@@ -190,8 +202,14 @@ class Exchange(asyncio.Protocol):
         if self._bodiless:
             self._ended = True
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
     def on_body(self, data: bytes) -> None:
-        if self._sink is not None and not self._chunks and self._sink(data):
+        if self._sink is not None and not self._chunks and self._sink(b"%x\r\n%b\r\n" % (len(data), data), data):
             return
         self._chunks.append(data)
         self._held += len(data)

@@ -72,8 +72,8 @@ class FrontProtocol(HttpToolsProtocol):
             self._refusing.cancel()
         # uvicorn tells only the last request of a pipeline that its client has gone.
         if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
             self._answering.message_event.set()
+            _line(self._answering).lose()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -115,7 +115,8 @@ class FrontProtocol(HttpToolsProtocol):
             self._head_bytes = 0
         self._head_count = self.limits.header_count
         super().on_message_begin()
-        self.scope["extensions"] = {"llamaops": {"abort": self.transport.abort}}  # and push, with the cycle
+        extensions: dict[str, Any] = {"llamaops": _Line(self.transport)}
+        self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -131,7 +132,7 @@ class FrontProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
         super().on_headers_complete()
-        self.cycle.scope["extensions"]["llamaops"]["push"] = _push(self.cycle)
+        _line(self.cycle).carry(self.cycle)
         if self.parser.get_http_version() == "1.0":
             self.cycle.send = _until_close(self.cycle)  # type: ignore[method-assign, assignment]  # HTTP/1.0 has no chunks
 
@@ -168,7 +169,7 @@ class FrontProtocol(HttpToolsProtocol):
             if cycle.response_started or self.pipeline:
                 self.transport.close()
                 return
-            cycle.disconnected = True  # the application must not add to the answer below
+            _line(cycle).lose()  # the application must not add to the answer below
             cycle.waiting_for_100_continue = False
             cycle.message_event.set()
         body = error_body(refused.message, "invalid_request_error", refused.code)
@@ -196,17 +197,48 @@ class FrontProtocol(HttpToolsProtocol):
             self._stall = None
 
 
-def _push(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
-    """Return a way to write chunks past ``send``: no coroutine and no message for each token."""
-    flow, write = cycle.flow, cycle.transport.write
+class _Line:
+    """One request's connection as `call.Line` has it."""
 
-    def push(data: bytes) -> bool:
-        if flow.write_paused or not cycle.chunked_encoding or cycle.disconnected:
+    __slots__ = ("_cycle", "_flow", "_write", "abort", "on_lost")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.abort, self._write = transport.abort, transport.write
+        self.on_lost: Callable[[], None] | None = None
+
+    def carry(self, cycle: RequestResponseCycle) -> None:
+        """Belong to this request."""
+        self._cycle, self._flow = cycle, cycle.flow
+
+    @property
+    def lost(self) -> bool:
+        return self._cycle.disconnected
+
+    def lose(self) -> None:
+        """Tell the application that its client has gone."""
+        self._cycle.disconnected = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def push(self, framed: bytes) -> bool:
+        """Write past ``send``: no coroutine and no message for each token."""
+        if self._flow.write_paused or not self._cycle.chunked_encoding or self._cycle.disconnected:
             return False
-        write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._write(framed)
         return True
 
-    return push
+    def whole_body(self) -> bytes | None:
+        if self._cycle.more_body:
+            return None
+        body, self._cycle.body = bytes(self._cycle.body), bytearray()
+        self._flow.resume_reading()  # so that a client that goes away is noticed
+        return body
+
+
+def _line(cycle: RequestResponseCycle) -> _Line:
+    extensions: dict[str, Any] = cycle.scope["extensions"]
+    line: _Line = extensions["llamaops"]
+    return line
 
 
 class _Stall:

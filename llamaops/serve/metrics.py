@@ -85,6 +85,7 @@ class RequestMetrics:
         self.queue = self._histogram("queue_seconds", "From the request to its place in the engine.", _QUEUE)
         self._requests = Counter(PREFIX + "requests", "Requests by endpoint and how they ended.",
                                  ["endpoint", "outcome"], registry=self.registry)
+        self._ended: dict[tuple[str, str], Counter] = {}
         self._prompt = Counter(PREFIX + "prompt_tokens", "Prompt tokens, as the engine counted them.",
                                registry=self.registry)
         self._output = Counter(PREFIX + "output_tokens", "Generated tokens, as the engine counted them.",
@@ -108,7 +109,10 @@ class RequestMetrics:
 
     def count(self, record: Record) -> None:
         """Count a request that is over."""
-        self._requests.labels(record.endpoint, record.outcome).inc()
+        ended = (record.endpoint, record.outcome)
+        if ended not in self._ended:
+            self._ended[ended] = self._requests.labels(*ended)  # looking it up costs more than all the rest here
+        self._ended[ended].inc()
         for histogram, value in ((self.queue, record.queue_s), (self.ttft, record.ttft_s), (self.e2e, record.e2e_s)):
             if value is not None:
                 histogram.observe(value)

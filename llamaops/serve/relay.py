@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llamaops.core.completions import Ask, BodyReader, StreamReader, error_message, read_ask
+from llamaops.core.completions import Ask, read_ask
 from llamaops.core.explain import Stream
-from llamaops.serve.admission import Admission, Place, QueueFull
+from llamaops.serve.admission import Admission
 from llamaops.serve.auth import KeyRing
-from llamaops.serve.call import Call, Headers, Refusal
-from llamaops.serve.engine_client import EngineGone, Exchange, Head, connect, request_head
-from llamaops.serve.headers import STREAM_HEADERS, request_headers, response_headers
+from llamaops.serve.bodies import BodyBudget
+from llamaops.serve.call import Call, Refusal
 from llamaops.serve.metrics import RequestMetrics
+from llamaops.serve.passage import Passage
 from llamaops.serve.quota import KeyLimits, OverLimit, Quotas
-from llamaops.serve.requestlog import Outcome
 from llamaops.serve.routes import Route
-from llamaops.serve.traffic import Backend, Endpoint, Ticket, Traffic, Unready
+from llamaops.serve.traffic import Backend, Endpoint, Traffic, Unready
 
-_PING = b": ping\n"
 _ENDED = 32
+_HELD_BODIES = 4
+"""How many bodies of the largest size may be held at once, in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,28 @@ class RelayLimits:
     ping_interval_s: float | None
     keys: KeyRing | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """How much all bodies that wait for the engine may take."""
+        return _HELD_BODIES * self.max_body_bytes
+
 
 class Relay:
     """Carries requests of open routes to the engine that serves now."""
 
     def __init__(self, backend: Backend, traffic: Traffic, admission: Admission, metrics: RequestMetrics) -> None:
         self._backend = backend
-        self._traffic = traffic
-        self._admission = admission
-        self._metrics = metrics
+        self.traffic = traffic
+        self.admission = admission
+        self.metrics = metrics
+        self.bodies = BodyBudget(0)
         self._quotas = Quotas()
-        self._passages: set[_Passage] = set()
+        self._passages: set[Passage] = set()
         self._ended: deque[tuple[float, Stream]] = deque(maxlen=_ENDED)
 
     def streams(self, now: float) -> list[Stream]:
         """Return the generating requests that are under way at ``now`` (monotonic seconds), oldest first."""
-        turns = {place: turn for turn, place in enumerate(self._admission.turns(), 1)}
+        turns = {place: turn for turn, place in enumerate(self.admission.turns(), 1)}
         return sorted((p.seen(now, turns) for p in self._passages), key=lambda s: -s.age_s)
 
     def ended(self, since: float) -> list[tuple[float, Stream]]:
@@ -63,33 +69,49 @@ class Relay:
 
     async def carry(self, call: Call, route: Route, limits: RelayLimits) -> None:
         """Answer ``call`` with what the engine says. Raises Refusal before the first byte, ClientGone at any time."""
-        self._endpoint()
-        # What may wait is held whole: a slow upload must not occupy a slot.
-        body = await call.whole_body(limits.max_body_bytes) if route.look or route.generates else None
-        ask = read_ask(body) if body is not None and route.look else Ask(None, False)
-        _check_model(ask, limits.names)
-        call.record.model = limits.names[0]
-        passage = _Passage(self, call, route, limits, ask, body)
-        if not route.generates or limits.keys is None or call.record.key is None:
-            await passage.run()
-            return
-        allowed = limits.keys.limits(call.record.key)
-        self._enter_quota(call.record.key, allowed)
+        self.endpoint()
+        self.bodies.limit = limits.held_bytes
         try:
-            await passage.run()
+            # What may wait is held whole: a slow upload must not occupy a slot.
+            held = route.look or route.generates
+            body = await call.whole_body(limits.max_body_bytes, self.bodies) if held else None
+            ask = read_ask(body) if body is not None and route.look else Ask(None, False)
+            _check_model(ask, limits.names)
+            call.record.model = limits.names[0]
+            passage = Passage(self, call, route, limits, ask, body)
+            del body  # the passage lets go of it once the engine has it
+            with self._listed(passage, call, limits) if route.generates else contextlib.nullcontext():
+                await passage.run()
         finally:
-            used = (call.record.prompt_tokens or 0) + (call.record.output_tokens or 0)
-            self._quotas.leave(call.record.key, used, allowed)
+            call.release(self.bodies)
+
+    @contextlib.contextmanager
+    def _listed(self, passage: Passage, call: Call, limits: RelayLimits) -> Iterator[None]:
+        """Show the passage while it is under way, and count it to its key. Raises Refusal where the key's is full."""
+        key = call.record.key
+        allowed = limits.keys.limits(key) if limits.keys is not None and key is not None else None
+        if key is not None and allowed is not None:
+            self._enter_quota(key, allowed)
+        self._passages.add(passage)
+        try:
+            yield
+        finally:
+            self._passages.discard(passage)
+            self._ended.append(((now := time.monotonic()), passage.seen(now, {})))
+            if key is not None and allowed is not None:
+                used = (call.record.prompt_tokens or 0) + (call.record.output_tokens or 0)
+                self._quotas.leave(key, used, allowed)
 
     def _enter_quota(self, key: str, limits: KeyLimits) -> None:
         try:
             self._quotas.enter(key, limits)
         except OverLimit as over:
-            wait_s = over.retry_after_s or self._admission.retry_after_s()
+            wait_s = over.retry_after_s or self.admission.retry_after_s()
             raise Refusal(429, f"this key's limit is reached: {over.limit}={over.value}", kind="rate_limit_error",
                           code=f"key_{over.limit}", retry_after_s=wait_s) from over
 
-    def _endpoint(self) -> Endpoint:
+    def endpoint(self) -> Endpoint:
+        """Return where the engine listens that serves now. Raises Refusal where none does."""
         endpoint = self._backend.endpoint()
         if isinstance(endpoint, Unready):
             raise Refusal(503, f"the engine is {endpoint.state}: {endpoint.reason}", kind="server_error",
@@ -101,286 +123,3 @@ def _check_model(ask: Ask, names: tuple[str, ...]) -> None:
     if ask.model is not None and ask.model not in names:
         raise Refusal(404, f"the model {ask.model[:100]!r} is not served here; there is: {', '.join(names)}",
                       kind="invalid_request_error", code="model_not_found", param="model")
-
-
-class _Passage:
-    """One request on its way through: the queue, the engine, the answer."""
-
-    def __init__(
-        self, relay: Relay, call: Call, route: Route, limits: RelayLimits, ask: Ask, body: bytes | None
-    ) -> None:
-        self._relay, self._call, self._route, self._limits = relay, call, route, limits
-        self._ask, self._body = ask, body
-        self._connected: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
-        self._stream = StreamReader(route.family, relay._metrics.itl.observe) if route.family else None
-        self._whole = BodyReader()
-        self._streaming = False
-        self._sent_at = 0.0
-        self._admitted_at: float | None = None
-        self._blocked_since: float | None = None
-        self._place: Place | None = None
-        self._cancelled = False
-
-    def has_id(self, request_id: str) -> bool:
-        """Tell whether this request goes by that id."""
-        return self._call.record.id == request_id
-
-    def cancel(self) -> bool:
-        """Break it off, if the engine works on it."""
-        if not self._connected.done():
-            return False
-        self._cancelled = True
-        self._connected.result().fail("cancelled by the operator")
-        return True
-
-    def seen(self, now: float, turns: Mapping[Place, int]) -> Stream:
-        """Return what can be said of this request at ``now``; ``turns`` are those of the places that wait."""
-        record, times = self._call.record, self._stream.text_times() if self._stream else None
-        begun_at = self._admitted_at
-        quiet_since = times[1] if times else begun_at or record.started_at
-        return Stream(
-            id=record.id, key=record.key, endpoint=record.endpoint, age_s=now - record.started_at,
-            phase="queued" if begun_at is None else "decode" if times else "prefill", silent_s=now - quiet_since,
-            events=self._stream.texts if self._stream else 0,
-            ttft_s=times[0] - record.started_at if times else None,
-            blocked_s=now - self._blocked_since if self._blocked_since is not None else 0.0,
-            prefill_s=None if begun_at is None else (times[0] if times else now) - begun_at,
-            turn=turns.get(self._place) if self._place else None,
-        )
-
-    async def run(self) -> None:
-        """Carry the request. Raises Refusal before the first byte, ClientGone at any time."""
-        upload = None if self._body is not None else self._upload
-        place = self._place = self._enter() if self._route.generates else None
-        if place is not None:
-            self._relay._passages.add(self)
-        try:
-            async with self._call.watched(upload):
-                if place is not None:
-                    await self._wait(place)
-                self._admitted_at = time.monotonic()
-                await self._exchange()
-        except Refusal as refusal:
-            if not self._call.started:
-                raise
-            await self._fail_stream(refusal.message, refusal.code)
-        finally:
-            if place is not None:
-                self._relay._admission.leave(place)
-                self._relay._passages.discard(self)
-                self._relay._ended.append(((now := time.monotonic()), self.seen(now, {})))
-            self._report()
-
-    # --- the queue
-
-    def _enter(self) -> Place:
-        key = self._call.record.key or ""
-        try:
-            return self._relay._admission.enter(key, self._call.client)
-        except QueueFull as full:
-            what = f"{full.limit} requests wait already" if full.scope == "queue" else \
-                f"{full.limit} requests of this key wait already"
-            raise Refusal(429, f"the queue is full: {what}", kind="rate_limit_error",
-                          code="queue_full" if full.scope == "queue" else "key_limit",
-                          retry_after_s=full.retry_after_s) from full
-
-    async def _wait(self, place: Place) -> None:
-        if place.admitted.done():
-            self._call.record.queue_s = 0.0
-            return
-        try:
-            async with asyncio.timeout(self._limits.queue_timeout_s):
-                while not place.admitted.done():
-                    await asyncio.wait({place.admitted}, timeout=self._limits.ping_interval_s)
-                    if not place.admitted.done():
-                        await self._ping()
-        except TimeoutError:
-            raise Refusal(504, f"no slot came free within {self._limits.queue_timeout_s:g} s (serve.queue.timeout_s)",
-                          kind="server_error", code="queue_timeout",
-                          retry_after_s=self._relay._admission.retry_after_s()) from None
-        finally:
-            self._call.record.queue_s = time.monotonic() - place.entered_at
-
-    # --- the engine
-
-    async def _exchange(self) -> None:
-        endpoint = self._relay._endpoint()
-        try:
-            exchange = await connect(endpoint, bodiless=self._call.method == "HEAD")
-        except EngineGone as gone:
-            raise _bad_gateway(str(gone)) from gone
-        ticket = self._relay._traffic.open(endpoint.generation, exchange.fail)
-        pings = _SilenceTimer(exchange, self._limits.ping_interval_s, self) if self._ask.stream else None
-        try:
-            self._ask_engine(exchange)
-            await self._answer(exchange, ticket)
-        finally:
-            if pings is not None:
-                pings.stop()
-            exchange.close()
-            self._relay._traffic.close(ticket)
-
-    def _ask_engine(self, exchange: Exchange) -> None:
-        call = self._call
-        target = call.raw_path + b"?" + call.query if call.query else call.raw_path
-        exchange.write(request_head(call.method.encode(), target, self._request_headers()))
-        if self._body:
-            exchange.write(self._body)
-        self._connected.set_result(exchange)
-
-    def _request_headers(self) -> Headers:
-        headers = request_headers(self._call.headers)
-        headers.append((b"connection", b"close"))
-        if self._body is not None:
-            headers.append((b"content-length", b"%d" % len(self._body)))
-        elif self._call.method == "POST":
-            length = self._call.header(b"content-length")
-            headers.append((b"transfer-encoding", b"chunked") if length is None else (b"content-length", length))
-        return headers
-
-    async def _upload(self) -> None:
-        exchange = await asyncio.shield(self._connected)
-        if self._call.method != "POST":
-            return
-        chunked = self._call.header(b"content-length") is None
-        async for piece in self._call.body(self._limits.max_body_bytes):
-            exchange.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-            await exchange.drain()
-        if chunked:
-            exchange.write(b"0\r\n\r\n")
-
-    # --- the answer
-
-    async def _answer(self, exchange: Exchange, ticket: Ticket) -> None:
-        try:
-            while (head := await exchange.head()) is None:
-                await self._ping()
-            await self._begin(exchange, head)
-            await self._pump(exchange, ticket)
-        except EngineGone as gone:
-            self._call.record.outcome = "engine_failed"
-            self._call.record.reason = str(gone)
-            if not self._call.started:
-                raise _bad_gateway(str(gone)) from gone
-            if not self._streaming:
-                self._call.abort()  # the client must not take a cut answer for a whole one
-                return
-            await self._fail_stream(str(gone), "engine_died")
-
-    async def _begin(self, exchange: Exchange, head: Head) -> None:
-        streaming = (head.get(b"content-type") or b"").startswith(b"text/event-stream")
-        if self._call.started:
-            if head.status != 200 or not streaming:
-                raise await _late_refusal(exchange, head)
-            return
-        self._streaming = streaming and self._stream is not None
-        self._call.record.outcome = _outcome(head.status)
-        await self._call.start(head.status, response_headers(head.headers, streaming=streaming))
-
-    async def _pump(self, exchange: Exchange, ticket: Ticket) -> None:
-        feed = self._stream.feed if self._streaming and self._stream is not None else self._feed_whole
-        traffic, push, clock = self._relay._traffic, self._call.push, time.monotonic
-
-        def forward(chunk: bytes) -> bool:
-            if not push(chunk):
-                return False
-            self._sent_at = traffic.last_byte_at = now = clock()
-            feed(chunk, now)
-            return True
-
-        exchange.divert(forward)
-        while (chunk := await exchange.read()) is not None:
-            if not chunk:
-                await self._ping()
-            elif not forward(chunk):
-                self._blocked_since, ticket.blocked = clock(), True
-                await self._call.write(chunk)
-                self._blocked_since, ticket.blocked = None, False
-                self._sent_at = traffic.last_byte_at = now = clock()
-                feed(chunk, now)
-        await self._call.finish()
-
-    def _feed_whole(self, chunk: bytes, _now: float) -> None:
-        self._whole.feed(chunk)
-
-    def quiet_since(self) -> float:
-        """Return when the client last got a byte of this stream (monotonic seconds)."""
-        return self._sent_at
-
-    async def _ping(self) -> None:
-        """Keep a silent stream's client waiting: headers if it has none yet, and a comment between two events."""
-        if not self._ask.stream or self._stream is None:
-            return
-        if not self._call.started:
-            self._streaming = True
-            await self._call.start(200, STREAM_HEADERS)
-        if self._streaming and self._stream.at_boundary:
-            await self._call.write(_PING)
-        self._sent_at = time.monotonic()
-
-    async def _fail_stream(self, message: str, code: str) -> None:
-        assert self._stream is not None and self._route.family is not None
-        self._call.record.outcome = "engine_failed"
-        self._call.record.reason = message
-        await self._call.finish(self._stream.failure(self._route.family, message, code))
-
-    # --- afterwards
-
-    def _report(self) -> None:
-        record, stream = self._call.record, self._stream
-        if self._cancelled:
-            record.outcome = "cancelled"
-        counts = stream.counts() if stream is not None and self._streaming else self._whole.counts()
-        record.prompt_tokens, record.output_tokens, record.finish = counts.prompt, counts.output, counts.finish
-        if stream is not None and (times := stream.text_times()) is not None:
-            first, last = times
-            record.ttft_s = first - record.started_at
-            if last > first and counts.output is not None and counts.output > 1:
-                record.tokens_per_s = (counts.output - 1) / (last - first)
-
-
-class _SilenceTimer:
-    """Wakes an exchange's reader when its client has got nothing for ``interval`` seconds; costs nothing per event."""
-
-    def __init__(self, exchange: Exchange, interval: float | None, passage: _Passage) -> None:
-        self._exchange, self._interval, self._passage = exchange, interval, passage
-        self._started_at = time.monotonic()
-        self._handle: asyncio.TimerHandle | None = None
-        if interval is not None:
-            self._arm(interval)
-
-    def _arm(self, delay: float) -> None:
-        self._handle = asyncio.get_running_loop().call_later(delay, self._look)
-
-    def _look(self) -> None:
-        assert self._interval is not None
-        quiet = time.monotonic() - max(self._passage.quiet_since(), self._started_at)
-        if quiet >= self._interval:
-            self._exchange.wake()
-            quiet = 0.0
-        self._arm(self._interval - quiet)
-
-    def stop(self) -> None:
-        """Forget the timer."""
-        if self._handle is not None:
-            self._handle.cancel()
-
-
-def _outcome(status: int) -> Outcome:
-    if status >= 500:
-        return "engine_failed"
-    return "client_error" if status >= 400 else "ok"
-
-
-def _bad_gateway(reason: str) -> Refusal:
-    return Refusal(502, f"the engine did not answer: {reason}", kind="server_error", code="engine_died",
-                   outcome="engine_failed")
-
-
-async def _late_refusal(exchange: Exchange, head: Head) -> Refusal:
-    """Return the engine's refusal of a stream whose headers are already with the client."""
-    body = b""
-    while (chunk := await exchange.read()) is not None and len(body) < 64 << 10:
-        body += chunk
-    return Refusal(head.status, error_message(body) or f"the engine answered with status {head.status}",
-                   kind="invalid_request_error", code="engine_refused", outcome=_outcome(head.status))
