@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 from llamaops.core.profile import Profile
 from llamaops.serve import requestlog
@@ -19,7 +20,7 @@ from llamaops.serve.call import Call, ClientGone, Message, Receive, Refusal, Sen
 from llamaops.serve.cors import cors_headers, preflight_headers
 from llamaops.serve.metrics import RequestMetrics
 from llamaops.serve.page import GUARDS, PATHS, page_file
-from llamaops.serve.relay import Relay, RelayLimits
+from llamaops.serve.relay import Relay, RelayLimits, check_model
 from llamaops.serve.requestlog import Record
 from llamaops.serve.routes import ROUTES, Route
 from llamaops.serve.traffic import Backend, Traffic, Unready
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from llamaops.serve.front import Server
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_MODEL = b"/v1/models/"
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
+_JSON = (b"content-type", b"application/json; charset=utf-8")
 _OPEN = frozenset({*PATHS, b"/healthz", b"/readyz"})  # no key needed: they say nothing about requests
 
 
@@ -76,6 +79,7 @@ class App:
     ) -> None:
         self._backend = backend
         self._status = status
+        self._created = int(time.time())
         self.admission = Admission(config.slots, config.queue_depth, config.queue_per_key)
         self.metrics = RequestMetrics(traffic.in_flight, lambda: self.admission.waiting)
         self.relay = Relay(backend, traffic, self.admission, self.metrics)
@@ -112,16 +116,22 @@ class App:
         request_id = given if _REQUEST_ID.fullmatch(given) else self._new_id()
         origin = next((value for name, value in headers if name == b"origin"), None)
         extra = [(b"x-request-id", request_id), *cors_headers(origin, self._config.cors_origins)]
-        path: bytes = scope["raw_path"]
-        endpoint = path.decode() if path in ROUTES or path in self._own else "other"
-        record = Record(request_id.decode(), scope["method"], endpoint, time.monotonic())
+        record = Record(request_id.decode(), scope["method"], self._endpoint(scope["raw_path"]), time.monotonic())
         return Call(scope, receive, send, record, extra)
+
+    def _endpoint(self, path: bytes) -> str:
+        """Return a path as metrics and log name it: of these there are few, whatever clients ask for."""
+        if path in ROUTES or path in self._own:
+            return path.decode()
+        return "/v1/models/{model}" if path.startswith(_MODEL) else "other"
 
     def _new_id(self) -> bytes:
         return b"req_%b%08x" % (self._id_prefix, next(self._id_numbers))
 
     async def _serve(self, call: Call) -> None:
         own, route = self._own.get(call.raw_path), ROUTES.get(call.raw_path)
+        if call.raw_path.startswith(_MODEL):
+            own = self._model
         if call.method == "OPTIONS":
             await self._options(call, route)
             return
@@ -180,8 +190,14 @@ class App:
 
     async def _answer_status(self, call: Call) -> None:
         document = {"name": self._config.model, **self._status()}
-        headers = [(b"content-type", b"application/json; charset=utf-8"), *GUARDS]
-        await call.answer(200, headers, json.dumps(document, ensure_ascii=False).encode())
+        await call.answer(200, [_JSON, *GUARDS], json.dumps(document, ensure_ascii=False).encode())
+
+    async def _model(self, call: Call) -> None:
+        """Answer as OpenAI does for one model; the engine knows only the list."""
+        name = unquote_to_bytes(call.raw_path.removeprefix(_MODEL)).decode("utf-8", "replace")
+        check_model(name, self._limits.names)
+        document = {"id": name, "object": "model", "created": self._created, "owned_by": "llamacpp"}
+        await call.answer(200, [_JSON], json.dumps(document, ensure_ascii=False).encode())
 
     async def _page(self, call: Call) -> None:
         await call.answer(200, *page_file(call.raw_path))

@@ -76,7 +76,8 @@ class Relay:
             held = route.look or route.generates
             body = await call.whole_body(limits.max_body_bytes, self.bodies) if held else None
             ask = read_ask(body) if body is not None and route.look else Ask(None, False)
-            _check_model(ask, limits.names)
+            if ask.model is not None:
+                check_model(ask.model, limits.names)
             call.record.model = limits.names[0]
             passage = Passage(self, call, route, limits, ask, body)
             del body  # the passage lets go of it once the engine has it
@@ -119,7 +120,8 @@ class Relay:
         return endpoint
 
 
-def _check_model(ask: Ask, names: tuple[str, ...]) -> None:
-    if ask.model is not None and ask.model not in names:
-        raise Refusal(404, f"the model {ask.model[:100]!r} is not served here; there is: {', '.join(names)}",
+def check_model(name: str, names: tuple[str, ...]) -> None:
+    """Raise Refusal where no model of that name is served, with those there are."""
+    if name not in names:
+        raise Refusal(404, f"the model {name[:100]!r} is not served here; there is: {', '.join(names)}",
                       kind="invalid_request_error", code="model_not_found", param="model")
