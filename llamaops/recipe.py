@@ -20,6 +20,9 @@ MANIFEST = "manifest.json"
 HOW_BUILT = 1
 """Raised whenever the way of building changes so that older results must not be used."""
 
+OFF = ("OFF", "0", "FALSE", "NO")
+"""How CMake spells that an option is off."""
+
 Cmake = Mapping[str, str | bool | int]
 
 # What compilers emit under -march=native. The rest of /proc/cpuinfo (mitigations, hypervisor marks) changes with the
@@ -112,7 +115,7 @@ def fingerprint(recipe: Recipe, extra: Cmake, source: EngineSource) -> dict[str,
     rebuilding for minutes after each system update would surprise.
     """
     wanted = flags(recipe, extra)
-    portable = wanted.get("GGML_NATIVE", "ON").upper() in ("OFF", "0", "FALSE", "NO")
+    portable = wanted.get("GGML_NATIVE", "ON").upper() in OFF
     patches = [hashlib.sha256(patch.read_bytes()).hexdigest() for patch in recipe.patches_for(source)]
     return {
         "how": HOW_BUILT,

@@ -158,13 +158,21 @@ def _configure(job: _Job, tree: Path) -> None:
     if (build / "configured").exists():
         return
     shutil.rmtree(build, ignore_errors=True)
-    definitions = {**job.fingerprint["cmake"], **_fixed(job)}
+    definitions = {**_ccache(job), **job.fingerprint["cmake"], **_fixed(job)}
     argv = [job.tools.cmake, "-S", str(tree), "-B", str(build), "-G", "Ninja" if job.tools.ninja else "Unix Makefiles"]
     argv += [f"-D{name}={value}" for name, value in sorted(definitions.items())]
     done = run(argv, env=_build_env(job, tree), log=job.log, niced=True, cancel=job.cancel)
     if done.code:
         raise _failed(job, "CMake can't configure the engine", done.tail)
     (build / "configured").touch()
+
+
+def _ccache(job: _Job) -> dict[str, str]:
+    """Return definitions that let ccache keep what the compilers make: another variant is then a matter of seconds."""
+    tool = shutil.which("ccache", path=job.environ.get("PATH"))
+    if tool is None or job.fingerprint["cmake"].get("GGML_CCACHE", "ON").upper() in recipes.OFF:
+        return {}
+    return {f"CMAKE_{language}_COMPILER_LAUNCHER": tool for language in ("C", "CXX")}
 
 
 def _fixed(job: _Job) -> dict[str, str]:
@@ -180,7 +188,9 @@ def _build_env(job: _Job, tree: Path) -> dict[str, str]:
     dropped = ("GIT_", "LD_PRELOAD", "MAKEFLAGS", "NINJA_STATUS")
     kept = {k: v for k, v in job.environ.items() if not k.startswith(dropped)}
     fetched = job.source.kind != "path"
-    return kept | {"LC_ALL": "C"} | ({"GIT_CEILING_DIRECTORIES": str(tree.parent)} if fetched else {})
+    # Each variant builds in a folder of its own; ccache must not take that for a difference.
+    ccache = {"CCACHE_BASEDIR": str(job.work), "CCACHE_NOHASHDIR": "1"}
+    return ccache | kept | {"LC_ALL": "C"} | ({"GIT_CEILING_DIRECTORIES": str(tree.parent)} if fetched else {})
 
 
 def _compile(job: _Job, bar: Bar) -> None:

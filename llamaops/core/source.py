@@ -105,7 +105,7 @@ def _hub(rest: str) -> HubSource:
     repo, revision, part = found["repo"], found["rev"], found["part"]
     if part is None:
         return HubSource(repo, revision)
-    if QUANT.fullmatch(part.upper()):
+    if QUANT.fullmatch(part.upper().removeprefix("UD-")):  # a publisher's own mix, named so on the hub
         return HubSource(repo, revision, quant=part.upper())
     if "." not in part:
         raise ValueError(f"{part!r} is neither a file name nor a quant type such as Q4_K_M")

@@ -423,3 +423,19 @@ def test_a_patch_that_does_not_fit_is_named(recipe: Path, tmp_path: Path) -> Non
     with pytest.raises(BuildFailed, match=r"ours\.patch does not fit"):
         make(patched(recipe, tmp_path, PATCH.replace(" project(tiny C)", " project(other C)")), tmp_path / "cache")
     assert builds(tmp_path / "cache") == []
+
+
+def test_compilers_run_under_ccache_where_it_is(recipe: Path, tmp_path: Path) -> None:
+    tool, log = tmp_path / "tools/ccache", tmp_path / "ccache.log"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\necho "$CCACHE_BASEDIR $*" >> {log}\nexec "$@"\n')
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    build.build_engine(SECTION, tmp_path / "cache", NoProgress(), environ(recipe, PATH=path))
+    ran = log.read_text().splitlines()
+    assert any(line.endswith("main.c") for line in ran)
+    assert all(line.startswith(f"{tmp_path}/cache/engines/.building-") for line in ran)
+    log.unlink()
+    without = EngineSection.model_validate({"cmake": {"GGML_CCACHE": False}})
+    build.build_engine(without, tmp_path / "cache", NoProgress(), environ(recipe, PATH=path))
+    assert not log.exists()

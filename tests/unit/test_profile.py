@@ -261,6 +261,7 @@ def test_no_secret_is_ever_in_a_message(section: str) -> None:
     ("hf:a/b@refs/pr/3:q4_k_m", HubSource("a/b", "refs/pr/3", quant="Q4_K_M")),
     ("hf:a/b.c:sub/x.gguf", HubSource("a/b.c", file="sub/x.gguf")),
     ("hf:a/b:IQ4_NL", HubSource("a/b", quant="IQ4_NL")),
+    ("hf:a/b:ud-q4_k_xl", HubSource("a/b", quant="UD-Q4_K_XL")),
     ("hf:a/b:F16", HubSource("a/b", quant="F16")),
     ("path:C:\\x y.gguf", PathSource("C:\\x y.gguf")),
     ("path:/a:b", PathSource("/a:b")),
