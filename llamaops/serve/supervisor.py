@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from llamaops.core import engine_life as life
-from llamaops.core.causes import Cause, Exit, explain
+from llamaops.core.causes import Cause, explain
 from llamaops.core.engine_life import State, Status
+from llamaops.core.engine_words import End, failure, life_json, why_unready
 from llamaops.core.launch import LaunchSpec
 from llamaops.core.lifecycle import IllegalTransition, step
 from llamaops.core.plan import Note
@@ -41,7 +42,6 @@ _PROBE_MAX_S = 0.25
 Oftener, and what the engine spends on answers would look like progress.
 """
 _REAP_S = 2.0
-_LOG_LINES = 15
 
 
 @dataclass(eq=False, slots=True)
@@ -54,16 +54,6 @@ class _Running:
     output: LineWriter
     ready: bool = False
     notes: tuple[Note, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How the last engine that ended did so, with its own last lines."""
-
-    generation: int
-    ended: Exit | None
-    cause: Cause
-    lines: tuple[str, ...] = ()
 
 
 class Supervisor:
@@ -97,7 +87,7 @@ class Supervisor:
         self._started_at = time.monotonic()
         self._events: asyncio.Queue[life.Event] = asyncio.Queue()
         self._engines: dict[int, _Running] = {}
-        self._last_end: _End | None = None
+        self._last_end: End | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._errands: set[asyncio.Task[None]] = set()
         self._drain: asyncio.Task[None] | None = None
@@ -151,7 +141,7 @@ class Supervisor:
         status = self._status
         if status.state is State.READY and (engine := self._engines.get(status.engine or 0)):
             return Endpoint(engine.spec.socket, engine.spec.port, engine.generation)
-        return Unready(status.state.value, *self._why_unready(status))
+        return Unready(status.state.value, *why_unready(status, time.monotonic()))
 
     async def replace(self, make_launch: MakeLaunch, *, beside: bool = True, reason: str = "reload") -> None:
         """Serve with another launch: start it, switch when it is ready, let the old engine finish and stop it.
@@ -188,26 +178,15 @@ class Supervisor:
 
     def status(self) -> dict[str, Any]:
         """Return all of it as JSON-able data; times are seconds, ``at`` is seconds since the epoch."""
-        status, now = self._status, time.monotonic()
-        engine = self._engines.get(status.engine or 0)
-        last = status.history[-1].reason if status.history else ""
+        now = time.monotonic()
+        engine = self._engines.get(self._status.engine or 0)
         return {
-            "state": status.state.value,
-            "reason": last,
-            "since_s": round(now - status.since, 3),
+            **life_json(self._status, now, time.time()),
             "pid": engine.process.pid if engine else None,
-            "generation": status.engine,
             "uptime_s": round(now - self._started_at, 3),
-            "ready_s": round(now - status.ready_at, 3) if status.ready_at is not None else None,
-            "restarts": status.restarts,
-            "failures_in_a_row": status.failures,
-            "retry_in_s": self._retry_in(status),
-            "last_exit": self._last_exit(status),
             "in_flight": self._traffic.in_flight(),
-            "retiring": sorted(status.retiring),
             "loaded_bytes": bytes_read(engine.process.pid) if engine and not engine.ready else None,
             "notes": [{"level": n.level, "code": n.code, "text": n.text} for n in self.notes()],
-            "history": [_as_json(t, time.time() - now) for t in status.history],
         }
 
     # The owner of the status.
@@ -285,7 +264,7 @@ class Supervisor:
             output = self._log.writer()
             process = spawn(spec, mark=f"{self._mark}#{generation}", output=output.feed, cpus=self._cpus)
         except (OSError, LlamaopsError) as exc:
-            self._report_end(_End(generation, None, _cannot_start(exc)))
+            self._report_end(End(generation, None, _cannot_start(exc)))
             return
         engine = _Running(generation, spec, process, output)
         self._engines[generation] = engine
@@ -327,14 +306,14 @@ class Supervisor:
         del self._engines[engine.generation]
         self._remove_socket(engine.spec)
         lines = tuple(engine.output.tail)
-        self._report_end(_End(engine.generation, ended, explain(ended, lines), lines))
+        self._report_end(End(engine.generation, ended, explain(ended, lines), lines))
 
     @staticmethod
     def _remove_socket(spec: LaunchSpec) -> None:
         if spec.socket:
             Path(spec.socket).unlink(missing_ok=True)
 
-    def _report_end(self, end: _End) -> None:
+    def _report_end(self, end: End) -> None:
         self._last_end = end
         self._post(life.Exited(end.generation, end.ended, end.cause))
 
@@ -398,51 +377,13 @@ class Supervisor:
             self._make_launch = old
             raise self._failure("the new engine did not become ready; the old settings stay", new)
 
-    # Words.
-
-    def _why_unready(self, status: Status) -> tuple[str, float | None]:
-        match status.state:
-            case State.STARTING | State.READY:
-                return "the model is being loaded", 2.0
-            case State.BACKOFF:
-                return f"the engine failed: {status.cause.text if status.cause else 'unknown'}", self._retry_in(status)
-            case State.FAILED:
-                cause = status.cause.text if status.cause else "unknown"
-                return f"the engine failed for good, until a reload or a changed profile: {cause}", None
-            case State.DRAINING | State.STOPPING if status.then != "stop":
-                return "the engine is being restarted", 5.0
-            case _:
-                return "llamaops is stopping", None
-
-    def _retry_in(self, status: Status) -> float | None:
-        if status.state is not State.BACKOFF:
-            return None
-        return round(max(status.since + status.delay_s - time.monotonic(), 0.1), 1)
-
-    def _last_exit(self, status: Status) -> dict[str, Any] | None:
-        if status.cause is None and status.ended is None:
-            return None
-        cause = status.cause
-        return {
-            "how": str(status.ended) if status.ended else "not started",
-            "code": status.ended.code if status.ended else None,
-            "signal": status.ended.signal if status.ended else None,
-            "oom_killed": bool(status.ended and status.ended.oom_killed),
-            "cause": cause.code if cause else None,
-            "text": cause.text if cause else None,
-            "fix": cause.fix if cause else None,
-        }
+    # The end.
 
     def _failure(self, what: str, generation: int | None = None) -> EngineFailed:
         """Tell how the last engine ended; of another ``generation`` than asked for, it says nothing."""
         end = self._last_end
-        if self._status.then == "stop" or end is None or generation not in (None, end.generation):
-            return EngineFailed(what, why="llamaops was stopped before the engine was ready")
-        how = f" ({end.ended})" if end.ended else ""
-        failure = EngineFailed(what, why=f"{end.cause.text}{how}", fix=end.cause.fix or "see llamaops logs",
-                               detail="\n".join(end.lines[-_LOG_LINES:]))
-        failure.exit_code = end.cause.exit_code
-        return failure
+        told = end is not None and self._status.then != "stop" and generation in (None, end.generation)
+        return failure(what, end if told else None)
 
     async def _clean_up(self) -> None:
         """Leave nothing: whatever still lives is killed and awaited."""
@@ -464,11 +405,6 @@ async def _reap_for_ever() -> None:
     while True:
         seen = await asyncio.to_thread(reap_orphans, seen)
         await asyncio.sleep(_REAP_S)
-
-
-def _as_json(line: life.Transition, epoch_offset_s: float) -> dict[str, Any]:
-    at = round(line.at + epoch_offset_s, 3)
-    return {"at": at, "from": line.before.value, "to": line.after.value, "reason": line.reason}
 
 
 def _cannot_start(exc: OSError | LlamaopsError) -> Cause:
