@@ -54,7 +54,8 @@ class BoundedStderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic
         super().emit(record)
         with contextlib.suppress(OSError):
             if os.fstat(sys.stderr.fileno()).st_size > MAX_BYTES:
-                self._path.replace(self._path.with_name(self._path.name + ".1"))
+                with contextlib.suppress(FileNotFoundError):  # removed by others, or a full disk held no new one before
+                    self._path.replace(self._path.with_name(self._path.name + ".1"))
                 self._open()
 
     def _open(self) -> None:

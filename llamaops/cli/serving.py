@@ -23,7 +23,8 @@ from llamaops.core.progress import NoProgress
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineFailed, UsageError
 from llamaops.serve.instance import Instance, hold
-from llamaops.serve.service import Job, Service, listen
+from llamaops.serve.listening import listen
+from llamaops.serve.service import Job, Service
 from llamaops.serve.tls import load_tls
 
 

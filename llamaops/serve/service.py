@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -21,10 +20,9 @@ from llamaops.core.engine_life import State, Status
 from llamaops.core.launch import LaunchSpec
 from llamaops.core.model import Model
 from llamaops.core.plan import Note, Placement, Plan
-from llamaops.core.profile import Profile, ServeSection
-from llamaops.errors import EngineFailed, LlamaopsError, PortTaken, WrongProfile
+from llamaops.core.profile import Profile
+from llamaops.errors import EngineFailed, LlamaopsError, WrongProfile
 from llamaops.serve import notify
-from llamaops.serve.activation import passed_socket
 from llamaops.serve.auth import KeyRing, load_keys
 from llamaops.serve.control_server import serve_control
 from llamaops.serve.drift import DriftWatch
@@ -64,48 +62,6 @@ class Job:
     """The plan as ``llamaops plan --json`` prints it."""
     weight_file: str | None = None
     """The file of ``plan.placement.weight``."""
-
-
-def listen(section: ServeSection) -> socket.socket:
-    """Take the relay's address before the long work begins; connections are refused until the service runs.
-
-    A socket that the service manager passed is taken instead. Port 0 takes any free port. Raises PortTaken, naming who
-    holds the port where that can be told.
-    """
-    if passed := passed_socket(section, os.environ):
-        return passed
-    sock = socket.socket(socket.AF_INET6 if ":" in section.host else socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((section.host, section.port))
-    except OSError as exc:
-        sock.close()
-        raise _cannot_listen(section, exc) from exc
-    return sock
-
-
-def _cannot_listen(section: ServeSection, exc: OSError) -> LlamaopsError:
-    where = f"{section.host}:{section.port}"
-    if exc.errno == errno.EADDRINUSE:
-        return PortTaken(f"port {section.port} is taken", where=where, why=_holder(section.port),
-                         fix="stop it, or choose another: --set serve.port=8081")
-    if exc.errno == errno.EACCES:
-        return WrongProfile(f"port {section.port} is for root only", where="serve.port", why=os.strerror(exc.errno),
-                            fix="choose a port of 1024 or more: --set serve.port=8080")
-    return WrongProfile("can't listen on that address", where="serve.host", why=f"{where}: {exc.strerror or exc}",
-                        fix="give an address of this machine, such as 127.0.0.1")
-
-
-def _holder(port: int) -> str:
-    """Say which process listens on a port, as far as this user may know."""
-    import psutil
-
-    try:
-        found = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr and c.laddr[1] == port]
-        pid = next((c.pid for c in found if c.pid), None)
-        return f"pid {pid} ({psutil.Process(pid).name()}) listens there" if pid else "another user listens there"
-    except psutil.Error:
-        return "another process listens there"
 
 
 class Service:

@@ -186,10 +186,14 @@ async def disk_full(scene: Scene) -> None:
     await scene.load.served()
     ballast.unlink()
     logs = [scene.world.state / "up.log", scene.world.state / "llamaops" / "chaos" / "engine.log"]
-    sizes = [log.stat().st_size for log in logs]
+    sizes = list(map(_size, logs))
     await scene.hit(signal.SIGTERM)  # so that there is something to log
-    await until(lambda: all(log.stat().st_size != size for log, size in zip(logs, sizes, strict=True)),
+    await until(lambda: all(_size(log) != size for log, size in zip(logs, sizes, strict=True)),
                 "the logs go on once there is room")
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 async def memory_limit(scene: Scene) -> None:
@@ -287,8 +291,3 @@ def a_round(world: World, rng: random.Random) -> list[Fault]:
     faults = [fault for fault, times, needs in FAULTS if needs not in world.left_out for _ in range(times)]
     rng.shuffle(faults)
     return faults
-
-
-def ballast_left(world: World) -> Path:
-    """Return where the full disk's ballast lies."""
-    return world.state / _BALLAST

@@ -46,6 +46,10 @@ class Load:
     async def close(self) -> None:
         """End the clients once their requests are over."""
         await self.pause()
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """End the clients in whatever they do."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -72,6 +72,8 @@ class Run:
         except Exception as exc:
             raise Broken(f"seed {self.report.seed}, fault {self.report.faults + 1}, {load.during}: {exc}\n"
                          f"{self.world.complaints()}") from exc
+        finally:
+            await load.abandon()
         return self.report
 
     async def _faults(self, scene: Scene) -> None:

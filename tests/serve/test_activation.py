@@ -13,7 +13,7 @@ CHILD = """
 import os, sys
 from llamaops.core.profile import ServeSection
 from llamaops.errors import WrongProfile
-from llamaops.serve.service import listen
+from llamaops.serve.listening import listen
 os.environ["LISTEN_PID"] = os.environ["WANTED_PID"] or str(os.getpid())
 try:
     sock = listen(ServeSection.model_validate(eval(sys.argv[1])))

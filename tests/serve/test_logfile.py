@@ -44,6 +44,13 @@ def test_an_old_file_is_continued(tmp_path: Path) -> None:
     assert write(path, 1).count("line 0") == 2
 
 
+def test_a_file_that_is_taken_away_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "llamaops.log"
+    program = PROGRAM.replace("    logging", "    n == 10 and Path(sys.argv[1]).unlink()\n    logging")
+    subprocess.run([sys.executable, "-c", program, str(path), "5000"], capture_output=True)
+    assert "line 4999" in path.read_text()
+
+
 def test_a_full_disk_loses_lines_and_no_more() -> None:
     program = PROGRAM.replace("raise", "print('went on'); raise")
     done = subprocess.run([sys.executable, "-c", program, "/dev/full", "50"], capture_output=True, text=True)
