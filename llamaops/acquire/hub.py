@@ -91,7 +91,7 @@ def _in_cache(repo: Repo, checkpoint: bool) -> Path | None:
     try:
         first = choose(names, repo.source.file, repo.source.quant)
     except ChoiceError as exc:
-        wanted = checkpoint and not (repo.source.file or exc.candidates)
+        wanted = checkpoint and not (repo.source.file or repo.source.quant or exc.candidates)
         return snapshot if wanted and is_whole(names) else None
     return snapshot / first if set(part_names(first)) <= set(names) else None
 
@@ -130,7 +130,7 @@ def _chosen(repo: Repo, listing: Listing, checkpoint: bool) -> tuple[str, ...]:
         names = part_names(choose(tuple(files), source.file, source.quant))
     except ChoiceError as exc:
         whole = () if exc.candidates or source.file else checkpoint_files(files)
-        if checkpoint and whole:
+        if checkpoint and whole and source.quant is None:
             return whole
         raise _no_choice(repo, exc, bool(whole), listing.sizes) from None
     gone = [name for name in names if name not in files]
@@ -146,6 +146,10 @@ def _no_choice(repo: Repo, exc: ChoiceError, convertible: bool, sizes: Mapping[s
         fix = f"{verb} hf:{repo.source.repo}:{exc.near or exc.candidates[0]}"
         return ModelUnavailable(f"can't choose a file of {repo.source.repo}: {exc.reason}", where=repo.page,
                                 why=f"there are {listed(exc.candidates, sizes)}", fix=fix)
+    if convertible and repo.source.quant:
+        return ModelUnavailable(f"{repo.source.repo} has safetensors, and no GGUF as {repo.source.quant}",
+                                where=repo.page, why="what is made here is named by model.quantize, not by the source",
+                                fix=f"model: {{source: hf:{repo.source.repo}, quantize: {repo.source.quant}}}")
     if convertible:
         return ModelUnavailable(f"{repo.source.repo} has safetensors but no GGUF", where=repo.page,
                                 why="converting is not part of this version",

@@ -301,6 +301,14 @@ def test_of_a_checkpoint_only_what_converting_needs(hub: FakeHub, tmp_path: Path
     ]
 
 
+def test_a_quant_that_would_have_to_be_made_is_asked_for_in_the_profile(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files = {**CHECKPOINT}
+    fetch(hub, tmp_path, HubSource("org/model"), checkpoint=True)
+    for refresh in (False, True):
+        with pytest.raises(ModelUnavailable, match=r"(?s)no GGUF as Q4_K_M.*source: hf:org/model, quantize: Q4_K_M"):
+            fetch(hub, tmp_path, HubSource("org/model", quant="Q4_K_M"), checkpoint=True, refresh=refresh)
+
+
 def test_a_ready_gguf_wins_over_a_checkpoint(hub: FakeHub, tmp_path: Path) -> None:
     hub.files |= CHECKPOINT
     assert fetch(hub, tmp_path, checkpoint=True).name == "m-Q4_K_M.gguf"
