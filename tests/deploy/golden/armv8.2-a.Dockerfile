@@ -10,9 +10,10 @@ RUN apt-get update \
 ARG LLAMAOPS=llamaops==0.1.0
 WORKDIR /context
 COPY . .
-RUN python -m venv /opt/llamaops \
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -m venv /opt/llamaops \
  && if [ -f constraints.txt ]; then export PIP_CONSTRAINT=/context/constraints.txt; fi \
- && /opt/llamaops/bin/pip install --no-cache-dir --disable-pip-version-check "${LLAMAOPS}"
+ && /opt/llamaops/bin/pip install --disable-pip-version-check "${LLAMAOPS}"
 # The cache mount keeps the build between image builds: its key covers source, flags and compiler.
 RUN --mount=type=cache,target=/build \
     engine="$(LLAMAOPS_CACHE=/build /opt/llamaops/bin/llamaops engine build -D GGML_NATIVE=OFF -D GGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16)" \
