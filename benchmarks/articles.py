@@ -29,14 +29,8 @@ from llamaops.bench.targets import Target, parse_target
 from llamaops.core.comparison import order_of
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.figures import Figures, Slo
-from llamaops.core.workload import Lengths, Workload
+from llamaops.core.workload import SCENARIOS
 from llamaops.errors import LlamaopsError
-
-SCENARIOS = {
-    "stream": Workload(1, None, None, 8.0, 1, Lengths(64), Lengths(48)),
-    "crowd": Workload(50, None, None, 30.0, 1, Lengths(48), Lengths(32)),
-    "soak": Workload(5, None, None, 600.0, 1, Lengths.parse("100~80"), Lengths.parse("80~60")),
-}
 
 
 def targets(engine: str, model: str, profile: str) -> dict[str, Target]:

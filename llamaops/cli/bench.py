@@ -39,7 +39,20 @@ def load_options(command: F) -> F:
     return command
 
 
+def _set_out_from(ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
+    """Make a scenario's values the defaults of the options that are not given."""
+    if name is not None:
+        from llamaops.core.workload import SCENARIOS
+
+        load = SCENARIOS[name]
+        ctx.default_map = {**(ctx.default_map or {}), "concurrency": load.concurrency, "duration": load.duration_s,
+                           "prompt_tokens": str(load.prompt_tokens), "max_tokens": str(load.max_tokens)}
+
+
 _LOAD_OPTIONS = [
+    click.option("--scenario", type=click.Choice(["stream", "crowd", "soak"]), is_eager=True, expose_value=False,
+                 callback=_set_out_from, help="A load to set out from: stream, one reader for 8 s; crowd, 50 at once "
+                 "for 30 s; soak, 5 for ten minutes. Other options win."),
     click.option("--concurrency", "-c", type=click.IntRange(1, 10_000), default=1, show_default=True,
                  help="Closed loop: this many clients, each asking again when its answer is complete."),
     click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="PER_SECOND",

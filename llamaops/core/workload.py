@@ -80,6 +80,14 @@ class Workload:
     seed: int = 1
 
 
+SCENARIOS = {
+    "stream": Workload(1, None, None, 8.0, 1, Lengths(64), Lengths(48)),
+    "crowd": Workload(50, None, None, 30.0, 1, Lengths(48), Lengths(32)),
+    "soak": Workload(5, None, None, 600.0, 1, Lengths(100, 80), Lengths(80, 60)),
+}
+"""Loads that articles about serving on CPUs measure with: one reader, 50 connections at once, ten minutes of five."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request: due ``at_s`` seconds after the start (0 in a closed loop), and its prompt."""

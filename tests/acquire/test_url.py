@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fake_hub import FakeHub, serve
 from gguf_bytes import gguf
+from running import await_true
 
 from llamaops import transfer
+from llamaops.acquire import url as url_module
 from llamaops.acquire.url import fetch_url
 from llamaops.cli import run
 from llamaops.core.progress import NoProgress
@@ -104,6 +107,26 @@ def test_no_room(server: FakeHub, small_disk: Path) -> None:
     with pytest.raises(ModelUnavailable, match="not enough room"):
         fetch(server, small_disk)
     assert sum(request.sent for request in server.requests) <= 1
+
+
+def test_a_disk_that_fills_up_meanwhile(
+    server: FakeHub, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["m-Q4_K_M.gguf"] = MODEL * 20
+    monkeypatch.setattr(url_module, "require_room", lambda *_args: None)  # as if the room went while it came
+    with pytest.raises(ModelUnavailable, match="disk filled up during the download"):
+        fetch(server, small_disk)
+    assert not list(small_disk.rglob("*.gguf"))
+
+
+def test_two_at_once_download_once(server: FakeHub, tmp_path: Path) -> None:
+    server.hold = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(fetch, server, tmp_path) for _ in range(2)]
+        await_true(lambda: any(r.sent > 1 for r in server.downloads()), what="one of them downloads")
+        server.hold.set()
+        assert {future.result().read_bytes() for future in both} == {MODEL}
+    assert sum(r.sent for r in server.downloads()) == 1 + len(MODEL), "one asked for the size, and for the file"
 
 
 def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

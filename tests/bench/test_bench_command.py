@@ -51,6 +51,13 @@ def test_a_run_as_json_holds_to_its_schema(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+def test_a_scenario_is_where_the_options_set_out_from() -> None:
+    done = bench(stub(), "--scenario", "crowd", "-n", "60", "--max-tokens", "3", "--json")
+    load = document(done.stdout)["workload"]
+    assert (load["concurrency"], load["duration_s"], load["requests"]) == (50, 30.0, 60)
+    assert (load["prompt_tokens"], load["max_tokens"]) == ("48", "3")
+
+
 def test_the_table_fits_a_terminal() -> None:
     lines = bench(stub(), "-n", "2", "--max-tokens", "4").stdout.splitlines()
     assert max(map(len, lines)) <= 80
