@@ -212,6 +212,8 @@ def _cpu(plan: Plan, user: bool, cgroup_version: int | None) -> dict[str, Any]:
     return {
         "weight": None if placed.policy == "batch" else placed.weight or STRONGEST_WEIGHT,
         "cpus": str(limits.all_cpus(plan) or ""),
+        # The relay's memory too; the engine's is bound by its own command line, in any launch.
+        "numa": placed.numa, "mem_nodes": str(placed.mem_nodes or ""),
         "cpuset_by_cgroup": not user and cgroup_version != 1,
         "nice": nice,
         "lowest_nice": lowest if lowest is not None and lowest < 0 else None,

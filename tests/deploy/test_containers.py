@@ -280,6 +280,41 @@ def test_the_model_is_mounted_where_it_is_here_and_fetched_where_not() -> None:
     assert claims == ["llamaops-quickstart-models"]
 
 
+# ---- components of a cluster that has more
+
+@pytest.mark.parametrize("case", CASES)
+def test_prometheus_finds_the_pods_and_the_autoscaler_names_metrics_that_exist(case: str) -> None:
+    tree = {name: yaml.safe_load(text) for name, text in kubernetes(case).items() if name.endswith(".yaml")}
+    monitor = tree["components/monitoring/monitor.yaml"]
+    assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "ServiceMonitor")
+    service, (endpoint,) = tree["base/service.yaml"], monitor["spec"]["endpoints"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert endpoint["path"] == "/metrics" and endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    keys = planned(case)[0].serve.api_keys
+    assert ("authorization" in endpoint) == bool(keys and keys.file)
+
+    scaler = tree["components/autoscaling/autoscaler.yaml"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == deployment(case)["metadata"]["name"]
+    named = {metric["pods"]["metric"]["name"] for metric in scaler["metrics"]}
+    assert named == {"llamaops_queue_depth", "llamaops_requests_in_flight"}
+    known = (ROOT / "templates/grafana/dashboard.json").read_text() + (ROOT / "docs/operations.md").read_text()
+    assert all(name in known for name in named)
+    assert scaler["minReplicas"] <= scaler["maxReplicas"]
+
+
+def test_pods_spread_over_nodes_and_leave_one_at_a_time() -> None:
+    tree = kubernetes("two-cpus")
+    (term,) = pod("two-cpus")["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    labels = deployment("two-cpus")["spec"]["template"]["metadata"]["labels"]
+    assert term["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    budget = yaml.safe_load(tree["base/disruption.yaml"])["spec"]
+    policy = yaml.safe_load(tree["base/network.yaml"])["spec"]
+    for selector in (term["podAffinityTerm"]["labelSelector"], budget["selector"], policy["podSelector"]):
+        assert selector["matchLabels"].items() <= labels.items()
+    assert budget["maxUnavailable"] == 1 and set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert deployment("two-cpus")["spec"]["replicas"] >= 2
+
+
 # ---- secrets
 
 def test_secrets_are_named_and_never_copied(tmp_path: Path) -> None:

@@ -253,6 +253,13 @@ def test_real_time_is_allowed_only_where_planned() -> None:
     assert not values(mine, "User") and values(mine, "WantedBy") == ["default.target"]
 
 
+@pytest.mark.parametrize("numa", ["bind", "interleave"])
+def test_memory_comes_from_the_planned_nodes(numa: Any) -> None:
+    nodes = replace(PLAN, placement=replace(PLACEMENT, numa=numa, mem_nodes=CpuSet.parse("0,2-3")))
+    assert values(render(plan=nodes), "NUMAPolicy") == [numa] and values(render(plan=nodes), "NUMAMask") == ["0,2-3"]
+    assert not values(render(), "NUMAPolicy") and not values(render(), "NUMAMask")
+
+
 def test_a_batch_plan_does_not_push_others_aside() -> None:
     assert not values(render(plan=replace(PLAN, placement=replace(PLACEMENT, policy="batch"))), "CPUWeight")
 
