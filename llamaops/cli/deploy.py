@@ -19,6 +19,8 @@ user_option = click.option("--user", is_flag=True, help="For your own manager (s
 socket_option = click.option("--socket", is_flag=True, help="Also a socket unit, which holds the port over restarts.")
 output_option = click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
                              help="Write the files into DIR, made if need be; else the main one goes to stdout.")
+check_option = click.option("--check", "checking", is_flag=True,
+                            help="Write nothing: tell where the files in DIR differ, as a diff.")
 cpu_option = click.option("--cpu", "baseline", metavar="LEVEL",
                           help="CPU level of the image's engine: x86-64-v2, -v3, -v4, armv8-a, armv8.2-a or armv8.6-a. "
                                "Default: the best that this machine has.")
@@ -158,7 +160,9 @@ deploy.add_command(host_tune)
 @set_option
 @output_option
 @cpu_option
-def compose(profile: Path, overrides: tuple[str, ...], output: Path | None, baseline: str | None) -> None:
+@check_option
+def compose(profile: Path, overrides: tuple[str, ...], output: Path | None, baseline: str | None,
+            checking: bool) -> int:
     """Make a compose project that serves PROFILE in a container on this machine.
 
     compose.yaml carries what was planned here: the CPU list and, beside it, the threads that match it; the CPU weight,
@@ -171,7 +175,8 @@ def compose(profile: Path, overrides: tuple[str, ...], output: Path | None, base
       llamaops deploy compose qwen.yaml -o qwen-compose
       cd qwen-compose && docker compose up --build --detach --wait
 
-    Exit codes: 0 made · 2 PROFILE or DIR can't be used · 78 the profile or plan is wrong.
+    Exit codes: 0 made · 1 --check found differences · 2 PROFILE or DIR can't be used · 64 --check found no files ·
+    78 the profile or plan is wrong.
     """
     from llamaops.deploy.compose import render_compose
     from llamaops.deploy.container import source_tree
@@ -182,7 +187,7 @@ def compose(profile: Path, overrides: tuple[str, ...], output: Path | None, base
         planned.profile, profile.read_text(encoding="utf-8"), planned.plan, planned.host, planned.model,
         user=container_user(planned.profile, planned.model), folder=str((output or Path()).absolute()),
         source=source_tree(), baseline=_level(baseline, planned), overrides=overrides)
-    _give(files, _made(output))
+    return _give_or_check(files, output, checking)
 
 
 @deploy.command()
@@ -190,7 +195,9 @@ def compose(profile: Path, overrides: tuple[str, ...], output: Path | None, base
 @set_option
 @output_option
 @cpu_option
-def k8s(profile: Path, overrides: tuple[str, ...], output: Path | None, baseline: str | None) -> None:
+@check_option
+def k8s(profile: Path, overrides: tuple[str, ...], output: Path | None, baseline: str | None,
+        checking: bool) -> int:
     """Make a kustomize tree that serves PROFILE on a Kubernetes cluster.
 
     A Deployment of Guaranteed pods with whole CPUs, one more than threads; probes sized from the model that never
@@ -203,8 +210,8 @@ def k8s(profile: Path, overrides: tuple[str, ...], output: Path | None, baseline
       llamaops deploy k8s qwen.yaml --set serve.api_keys.file=keys.txt --cpu x86-64-v3 -o qwen-k8s
       kubectl apply -k qwen-k8s
 
-    Exit codes: 0 made · 2 PROFILE or DIR can't be used · 78 the profile or plan is wrong, nobody said who may call, or
-    the memory to ask for is unknown (llamaops model pull first).
+    Exit codes: 0 made · 1 --check found differences · 2 PROFILE or DIR can't be used · 64 --check found no files ·
+    78 the profile or plan is wrong, nobody said who may call, or the memory to ask for is unknown (model pull first).
     """
     from llamaops.deploy import kubernetes
     from llamaops.deploy.container import source_tree
@@ -214,7 +221,7 @@ def k8s(profile: Path, overrides: tuple[str, ...], output: Path | None, baseline
         planned.profile, profile.read_text(encoding="utf-8"), planned.plan, baseline=_level(baseline, planned),
         from_source=source_tree() is not None, overrides=overrides)
     _say(f"note: {line}" for line in kubernetes.advice(planned.profile, planned.plan))
-    _give(files, _made(output), main="base/deployment.yaml")
+    return _give_or_check(files, output, checking, main="base/deployment.yaml")
 
 
 def _plan(profile: Path, overrides: tuple[str, ...]) -> Planned:
@@ -266,6 +273,21 @@ def _give(files: Mapping[str, str], output: Path | None, main: str | None = None
             path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text, replace=True)
         click.echo(path)
+
+
+def _give_or_check(files: Mapping[str, str], output: Path | None, checking: bool, main: str | None = None) -> int:
+    """Return the exit code."""
+    from llamaops.deploy.install import folder_differences
+    from llamaops.errors import UsageError
+
+    if not checking:
+        _give(files, _made(output), main)
+        return 0
+    if output is None:
+        raise UsageError("--check compares with a folder", fix="name it: -o DIR")
+    found = folder_differences(output, files)
+    click.echo(found, nl=False)
+    return 1 if found else 0
 
 
 def _made(folder: Path | None) -> Path | None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -172,6 +172,23 @@ def _entry(journal: Path, name: str) -> Entry:
     return entry
 
 
+def folder_differences(folder: Path, files: Mapping[str, str]) -> str:
+    """Return how the files in ``folder`` differ from ``files`` (relative name → text), as a unified diff.
+
+    Files of other names are not looked at: they are somebody's own. Raises NotRunning when none of them is there.
+    """
+    paths = [folder / name for name in files]
+    if not any(path.exists() for path in paths):
+        raise NotRunning("none of these files is there", where=str(folder), fix="make them: without --check")
+    return "".join(line for path, text in zip(paths, files.values(), strict=True) for line in _diff(path, text))
+
+
+def _diff(path: Path, new: str) -> Iterable[str]:
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    return difflib.unified_diff(old.splitlines(True), new.splitlines(True), str(path),
+                                f"{path.name} as it would be made now")
+
+
 def differences(place: Place, name: str, units: Mapping[str, str]) -> str:
     """Return how the installed units differ from ``units``, as a unified diff; empty when they do not.
 
@@ -182,9 +199,7 @@ def differences(place: Place, name: str, units: Mapping[str, str]) -> str:
     parts: list[str] = []
     for unit in sorted({*entry.units, *(unit for unit in units if unit.endswith(".service"))}):
         path = place.units / unit
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
-        parts += difflib.unified_diff(old.splitlines(True), units.get(unit, "").splitlines(True), str(path),
-                                      f"{unit} as it would be made now")
+        parts += _diff(path, units.get(unit, ""))
         parts += [f"# also in force: {dropin}\n" for dropin in sorted(path.with_name(f"{unit}.d").glob("*.conf"))]
     return "".join(parts)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llamaops.cli import run
 from llamaops.core.profile import parse_profile
 from llamaops.deploy.install import Place, differences, find_place, install, uninstall
 from llamaops.deploy.systemd import render_socket
@@ -97,6 +98,24 @@ def test_differences_are_told_as_a_diff(place: Place) -> None:
     dropin.parent.mkdir()
     dropin.touch()
     assert f"also in force: {dropin}" in differences(place, "x", UNITS | SOCKET)
+
+
+def test_files_of_a_folder_are_compared_where_they_are_ours(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    profile = tmp_path / "x.yaml"
+    profile.write_text("model: {source: 'wheel:a==1'}\nmemory: {limit: 1GiB}\nserve: {allow_insecure: true}\n")
+    for kind, changed in (("compose", "compose.yaml"), ("k8s", "base/deployment.yaml")):
+        command = ["deploy", kind, str(profile), "-o", str(tmp_path / kind)]
+        assert run([*command, "--check"]) == 64 and not (tmp_path / kind).exists()
+        assert run(command) == 0
+        (tmp_path / kind / "mine.yaml").write_text("a: 1\n")
+        capfd.readouterr()
+        assert run([*command, "--check"]) == 0 and capfd.readouterr().out == ""
+        before = (tmp_path / kind / changed).read_text()
+        assert run([*command, "--check", "--set", "placement.threads=1", "--set", "memory.limit=2GiB"]) == 1
+        said = capfd.readouterr().out
+        assert f"--- {tmp_path / kind / changed}\n" in said and "mine" not in said
+        assert (tmp_path / kind / changed).read_text() == before
+        assert run([*command[:3], "--check"]) == 2
 
 
 def test_the_journal_names_units_and_their_checksums(place: Place) -> None:
