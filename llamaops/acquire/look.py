@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamaops.core.checkpoint import CheckpointError, count_parameters, header_length, model_of
-from llamaops.core.checkpoint_names import checkpoint_files
+from llamaops.core.checkpoint_names import CONFIGS, checkpoint_files
 from llamaops.core.fits import Variant
 from llamaops.core.gguf_header import Header, HeaderError, MoreNeededError, parse_header, to_model
 from llamaops.core.gguf_names import ChoiceError, choose, listed, models_among, part_names, quant_in
@@ -58,7 +58,7 @@ def look_at_hub(source: HubSource, cache: Path, environ: Mapping[str, str] = os.
 
         models = models_among(tuple(listing.files))
         if not models and (files := checkpoint_files(listing.files)):
-            return _look_at_checkpoint(repo, listing, files, read)
+            return _look_at_checkpoint(f"hf:{repo.source.repo}", listing.sizes, files, read)
         return _look_at_gguf(repo, listing, models, read)
 
 
@@ -105,27 +105,43 @@ def _header(read: Read, name: str, where: str) -> tuple[Header, int]:
         data += more
 
 
-def _look_at_checkpoint(repo: Repo, listing: Listing, files: tuple[str, ...], read: Read) -> Looked:
+def look_at_folder(folder: Path) -> Looked | None:
+    """Read what a checkpoint in a folder says; None where there is none, or a GGUF. Raises ModelUnavailable."""
+    paths = [*folder.glob("*"), *folder.glob("*_Pooling/config.json")]  # not all below it: it may be a home folder
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in paths if path.is_file()}
+    files = checkpoint_files(sizes)
+    if models_among(tuple(sizes)) or not files:
+        return None
+
+    def read(name: str, begin: int, end: int) -> tuple[bytes, int | None]:
+        with (folder / name).open("rb") as file:
+            file.seek(begin)
+            return file.read(end - begin), sizes[name]
+
+    return _look_at_checkpoint(str(folder), sizes, files, read)
+
+
+def _look_at_checkpoint(where: str, sizes: Mapping[str, int], files: tuple[str, ...], read: Read) -> Looked:
     weights = [name for name in files if name.endswith(".safetensors")]
-    config = next(name for name in ("config.json", "adapter_config.json") if name in files)
-    size = sum(listing.files[name].size for name in weights)
+    config = next(name for name in CONFIGS if name in files)
     elements: dict[str, int] = {}
     try:
         for name in weights:
             length = header_length(read(name, 0, 8)[0])
             for kind, count in count_parameters(read(name, 8, 8 + length)[0]).items():
                 elements[kind] = elements.get(kind, 0) + count
-        model = model_of(_small(read, listing, config), elements, f"hf:{repo.source.repo}", size)
+        size = sum(sizes[name] for name in weights)
+        model = model_of(_small(read, sizes, config), elements, where, size)
     except CheckpointError as exc:
-        raise _unusable(str(repo.source), str(exc)) from None
+        raise _unusable(where, str(exc)) from None
     template = any(name.startswith("chat_template.") for name in files)
-    template = template or b'"chat_template"' in _small(read, listing, "tokenizer_config.json")
-    return Looked(replace(model, source=f"{repo.source}", has_chat_template=template), ())
+    template = template or b'"chat_template"' in _small(read, sizes, "tokenizer_config.json")
+    return Looked(replace(model, source=where, has_chat_template=template), ())
 
 
-def _small(read: Read, listing: Listing, name: str) -> bytes:
-    file = listing.files.get(name)
-    return read(name, 0, file.size)[0] if file and 0 < file.size < MAX_HEADER else b""
+def _small(read: Read, sizes: Mapping[str, int], name: str) -> bytes:
+    size = sizes.get(name, 0)
+    return read(name, 0, size)[0] if 0 < size < MAX_HEADER else b""
 
 
 def _model(header: Header, path: str, size: int) -> Model:

@@ -66,11 +66,19 @@ def _look(ref: str, *, offline: bool) -> Seen:
     from llamaops.core.memory import available_memory
     from llamaops.host import probe_host
 
-    found = None if offline else _remote(ref)
-    model, variants = found or (model_of(ref, offline=True), ())
+    model, variants = _checkpoint(ref) or (None if offline else _remote(ref)) or (model_of(ref, offline=True), ())
     available, bound = available_memory(probe_host(), None)
     variants = variants or tuple(estimated(model))
     return Seen(model, needs(model, available), fits(model, variants, available), available, bound)
+
+
+def _checkpoint(ref: str) -> tuple[Model, tuple[Any, ...]] | None:
+    """Look at a folder in Hugging Face format, which has no GGUF yet."""
+    from llamaops.acquire.look import look_at_folder
+
+    folder = Path(ref.removeprefix("path:")).expanduser()
+    looked = look_at_folder(folder.absolute()) if folder.is_dir() else None
+    return (looked.model, looked.variants) if looked else None
 
 
 def _remote(ref: str) -> tuple[Model, tuple[Any, ...]] | None:

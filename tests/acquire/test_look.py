@@ -90,6 +90,19 @@ def test_a_checkpoint_tells_by_configuration_and_headers(hub: FakeHub, tmp_path:
     assert sent(hub) < 5000
 
 
+def test_a_checkpoint_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(safetensors("F16", [896, 100]))
+    for ref in (str(tmp_path), f"path:{tmp_path}"):
+        assert run(["model", "inspect", "--json", "--offline", ref]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["architecture"], document["parameters"], document["quant"]) == ("qwen2", 89600, "F16")
+        assert [q["quant"] for q in document["quants"]][:2] == ["F16", "Q8_0"]
+    (tmp_path / "model.gguf").write_bytes(gguf())
+    assert run(["model", "inspect", "--json", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["architecture"] == "llama", "a ready file wins"
+
+
 @pytest.mark.parametrize(("change", "says"), [
     ({"config.json": b"{"}, "config.json is broken"),
     ({"model.safetensors": b"\xff" * 20}, "not a safetensors file"),
