@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from llamaops.core.model import Model
 from llamaops.core.plan import Placement
 from llamaops.core.progress import Progress
 from llamaops.core.serving import Calibration
+from llamaops.engine_binary import BUILD_HINT, ILLEGAL_WHY
+from llamaops.errors import EngineUnavailable
 
 PROMPT_TOKENS = 128
 GENERATED_TOKENS = 16
@@ -48,7 +51,7 @@ def calibrate(engine: Engine, model: Model, placement: Placement, wrappers: Sequ
     """Return the rates of prefill and decode, measured the first time under the planned wrappers and environment.
 
     Takes a few seconds once. None, and nothing is remembered, where other work keeps the CPUs busy, there is no
-    llama-bench beside the engine, or it fails.
+    llama-bench beside the engine, or it fails. Raises EngineUnavailable where it meets an illegal instruction.
     """
     if (kept := find_calibration(engine, model, placement, cache)) is not None:
         return kept
@@ -117,7 +120,10 @@ def _measure(tool: Path, model: Model, placement: Placement, wrappers: Sequence[
         lines: list[str] = []
         argv = [*wrappers, str(tool), "-m", model.path, "-t", str(threads), "-b", str(BATCH), "-ub", str(BATCH),
                 "-r", str(REPEATS), "-o", "jsonl", *what]
-        run(argv, env=env, on_line=lines.append, cancel=cancel)
+        done = run(argv, env=env, on_line=lines.append, cancel=cancel)
+        if done.code == -signal.SIGILL:  # the code that would serve: better told now than as a crash loop
+            raise EngineUnavailable("this engine can't run on this CPU", where=str(tool), why=ILLEGAL_WHY,
+                                    fix=BUILD_HINT)
         return _best_rate(lines)
 
     prefill = best(placement.threads_batch, "-p", str(PROMPT_TOKENS), "-n", "0")

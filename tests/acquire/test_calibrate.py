@@ -13,6 +13,7 @@ from llamaops.core.model import Model
 from llamaops.core.plan import Placement
 from llamaops.core.progress import NoProgress
 from llamaops.core.serving import Calibration
+from llamaops.errors import EngineUnavailable
 
 BENCH = """#!/bin/sh
 echo "$@" >> {log}
@@ -85,3 +86,12 @@ def test_no_bench_no_rates(engine: Engine, model: Model, tmp_path: Path, monkeyp
     assert measure(engine, model, tmp_path) is None
     Path(engine.path).with_name("llama-bench").unlink()
     assert measure(engine, model, tmp_path) is None
+
+
+def test_an_engine_for_another_cpu_is_named_before_it_serves(
+    engine: Engine, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "_stat", quiet)
+    Path(engine.path).with_name("llama-bench").write_text("#!/bin/sh\nkill -ILL $$\n")
+    with pytest.raises(EngineUnavailable, match="can't run on this CPU"):
+        measure(engine, model, tmp_path)
