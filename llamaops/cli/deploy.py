@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from llamaops.prepare import Planned
 
 user_option = click.option("--user", is_flag=True, help="For your own manager (systemctl --user), without root.")
+run_as_option = click.option("--run-as", metavar="ACCOUNT", help="The system unit's account; it must be able to read "
+                             "what the unit needs. Default: a dynamic user, or whoever renders.")
 socket_option = click.option("--socket", is_flag=True, help="Also a socket unit, which holds the port over restarts.")
 output_option = click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
                              help="Write the files into DIR, made if need be; else the main one goes to stdout.")
@@ -58,8 +60,10 @@ def systemd() -> None:
 @click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Write the unit into DIR under its name, instead of to stdout.")
 @user_option
+@run_as_option
 @socket_option
-def render(profile: Path, overrides: tuple[str, ...], output: Path | None, user: bool, socket: bool) -> None:
+def render(profile: Path, overrides: tuple[str, ...], output: Path | None, user: bool,
+           run_as: str | None, socket: bool) -> None:
     """Render a systemd unit that serves PROFILE.
 
     The unit runs `llamaops up PROFILE` with what was planned here: CPU weight and CPUs, niceness, the memory limit,
@@ -67,7 +71,8 @@ def render(profile: Path, overrides: tuple[str, ...], output: Path | None, user:
     hold any printable character. It builds no engine: make sure with `llamaops engine locate`.
 
     A system unit runs as the account that renders it; rendered by root, as a dynamic user if everybody may read the
-    files it needs. Variables that the profile names go into /etc/llamaops/NAME.env (mode 0600), never into the unit.
+    files it needs, or as the one that --run-as names. Variables that the profile names go into /etc/llamaops/NAME.env
+    (mode 0600), never into the unit.
 
     \b
     Examples:
@@ -77,7 +82,7 @@ def render(profile: Path, overrides: tuple[str, ...], output: Path | None, user:
 
     Exit codes: 0 rendered · 2 PROFILE or DIR can't be used · 78 the profile or plan is wrong.
     """
-    _, units = _units(profile, overrides, user=user, socket=socket)
+    _, units = _units(profile, overrides, user=user, run_as=run_as, socket=socket)
     _give(units, output)
 
 
@@ -85,9 +90,11 @@ def render(profile: Path, overrides: tuple[str, ...], output: Path | None, user:
 @profile_argument
 @set_option
 @user_option
+@run_as_option
 @socket_option
 @click.option("--now", is_flag=True, help="Start it (again) at once.")
-def install(profile: Path, overrides: tuple[str, ...], user: bool, socket: bool, now: bool) -> None:
+def install(profile: Path, overrides: tuple[str, ...], user: bool, run_as: str | None, socket: bool,
+            now: bool) -> None:
     """Verify the units of PROFILE, put them in place, and enable them at boot.
 
     systemd-analyze must find nothing to say, else nothing is written. What was installed is listed in a journal, so
@@ -107,7 +114,7 @@ def install(profile: Path, overrides: tuple[str, ...], user: bool, socket: bool,
     from llamaops.deploy import install as units_in_place
 
     place = units_in_place.find_place(os.environ, user=user)
-    planned, units = _units(profile, overrides, user=user, socket=socket)
+    planned, units = _units(profile, overrides, user=user, run_as=run_as, socket=socket)
     _say(units_in_place.install(place, planned.profile.name, units, start=now))
 
 
@@ -131,8 +138,9 @@ def uninstall(name: str, user: bool) -> None:
 @profile_argument
 @set_option
 @user_option
+@run_as_option
 @socket_option
-def check(profile: Path, overrides: tuple[str, ...], user: bool, socket: bool) -> int:
+def check(profile: Path, overrides: tuple[str, ...], user: bool, run_as: str | None, socket: bool) -> int:
     """Tell where the installed units differ from what PROFILE would give now.
 
     The profile, the machine, llamaops or systemd may have changed since, or somebody edited the unit. Prints a unified
@@ -145,7 +153,7 @@ def check(profile: Path, overrides: tuple[str, ...], user: bool, socket: bool) -
     from llamaops.deploy import install as units_in_place
 
     place = units_in_place.find_place(os.environ, user=user)
-    planned, units = _units(profile, overrides, user=user, socket=socket)
+    planned, units = _units(profile, overrides, user=user, run_as=run_as, socket=socket)
     found = units_in_place.differences(place, planned.profile.name, units)
     click.echo(found, nl=False)
     return 1 if found else 0
@@ -230,7 +238,8 @@ def _plan(profile: Path, overrides: tuple[str, ...]) -> Planned:
     return prepare.plan_only(prepare.load_profile(profile, overrides))
 
 
-def _units(profile: Path, overrides: tuple[str, ...], *, user: bool, socket: bool) -> tuple[Planned, dict[str, str]]:
+def _units(profile: Path, overrides: tuple[str, ...], *, user: bool, run_as: str | None,
+           socket: bool) -> tuple[Planned, dict[str, str]]:
     """Plan, and return the units by file name; what their reader should know goes to stderr."""
     import os
 
@@ -239,7 +248,7 @@ def _units(profile: Path, overrides: tuple[str, ...], *, user: bool, socket: boo
 
     planned = _plan(profile, overrides)
     where = profile.parent.resolve() / profile.name
-    unit = deploy_unit(planned.profile, planned.plan, planned.engine, planned.model, where, user=user,
+    unit = deploy_unit(planned.profile, planned.plan, planned.engine, planned.model, where, user=user, run_as=run_as,
                        overrides=overrides, cgroup_version=planned.host.cgroup.version, environ=os.environ)
     _say(f"note: {line}" for line in unit.advice)
     units = {unit_name(planned.profile): unit.text}

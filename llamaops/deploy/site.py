@@ -20,9 +20,9 @@ from llamaops.core.profile import Profile
 from llamaops.core.source import PathSource, parse_source
 from llamaops.core.tuning import IRQBALANCE_FILES
 from llamaops.deploy.container import UID
-from llamaops.deploy.systemd import TEMPORARY, any_below, render_host_tune, render_unit
+from llamaops.deploy.systemd import TEMPORARY, any_below, render_host_tune, render_unit, secret_files
 from llamaops.dirs import find_dirs
-from llamaops.errors import UsageError
+from llamaops.errors import NotPermitted, UsageError
 
 _PYTHON = (sys.prefix, sys.base_prefix)
 
@@ -43,22 +43,27 @@ def deploy_unit(
     profile_path: Path,
     *,
     user: bool,
+    run_as: str | None = None,
     overrides: Sequence[str] = (),
     cgroup_version: int | None = None,
     environ: Mapping[str, str],
 ) -> Unit:
     """Render the unit that serves ``profile`` from this machine's files.
 
-    A system unit runs as this account; rendered by root, as a dynamic user where everybody may read what it needs, and
-    as root otherwise. Raises UsageError when llamaops itself can't be found as a program, or when an override could
-    hold a secret.
+    A system unit runs as the account ``run_as``, which must be able to read what it needs; by default as this one, or,
+    rendered by root, as a dynamic user where everybody may read that, and as root otherwise. Raises UsageError when
+    llamaops itself can't be found as a program, when an override could hold a secret, or when ``run_as`` can't do it.
     """
     _refuse_secrets(overrides)
+    if run_as:
+        _refuse_unfit(run_as, user=user)
     executable = find_executable()
     pinned = engine.path if engine and profile.engine.path == "auto" else None
     reads = [str(executable), str(profile_path), *_PYTHON, *filter(None, (pinned, _path_of(profile)))]
-    run_as = None if user else _account(reads)
-    own_cache = user or run_as is not None
+    if run_as:
+        require_readable(run_as, (*reads, *secret_files(profile)))
+    own_cache = user or (run_as is None and _account(reads) is not None)
+    run_as = run_as if run_as or user else _account(reads)
     text = render_unit(
         profile, plan, executable=str(executable), profile_path=str(profile_path), user=user,
         systemd_version=systemd_version(), engine_path=pinned, run_as=run_as, reads=reads, overrides=overrides,
@@ -121,6 +126,35 @@ def systemd_version() -> int | None:
     answer = subprocess.run([tool, "--version"], capture_output=True, text=True, timeout=10, check=False)
     found = re.match(r"systemd (\d+)", answer.stdout)
     return int(found[1]) if found else None
+
+
+def _refuse_unfit(account: str, *, user: bool) -> None:
+    if user:
+        raise UsageError("a user's own manager runs its units as that user", where=f"--run-as {account}",
+                         fix="leave out --user or --run-as")
+    if os.geteuid() != 0:
+        raise NotPermitted("only root can try what another account may read", where=f"--run-as {account}",
+                           fix="call it with sudo")
+
+
+def require_readable(account: str, paths: Iterable[str]) -> None:
+    """Try as ``account`` whether it may read every path: all that counts, access lists too, is the kernel's answer.
+
+    To be called by root. Raises UsageError that names the account or the file.
+    """
+    try:
+        entry = pwd.getpwnam(account)
+    except KeyError:
+        raise UsageError("there is no such account", where=f"--run-as {account}",
+                         fix=f"useradd --system {shlex.quote(account)}") from None
+    groups = os.getgrouplist(account, entry.pw_gid)
+    for path in paths:
+        tried = subprocess.run(["test", "-r", path], user=entry.pw_uid, group=entry.pw_gid, extra_groups=groups,
+                               cwd="/", check=False)
+        if tried.returncode:
+            raise UsageError(f"{account} can't read a file that the unit needs", where=path,
+                             why="it is missing, or it or a folder above it is closed to that account",
+                             fix="put it where that account may read it, or open it: chmod, chgrp")
 
 
 def _account(needed: Sequence[str]) -> str | None:

@@ -187,6 +187,11 @@ def _account(profile: Profile, user: bool, run_as: str | None, cache: str | None
     }
 
 
+def secret_files(profile: Profile) -> list[str]:
+    """Return the paths of the profile's private files."""
+    return [path for _, _, path in _secrets(profile)]
+
+
 def _secrets(profile: Profile) -> list[tuple[str, str, str]]:
     """Return the private files of a profile: the credential's name, the profile's key, the path."""
     keys, tls = profile.serve.api_keys, profile.serve.tls

@@ -29,7 +29,7 @@ from llamaops.deploy.systemd import (
     render_unit,
     unit_name,
 )
-from llamaops.errors import WrongProfile
+from llamaops.errors import UsageError, WrongProfile
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
@@ -375,3 +375,32 @@ def test_a_dynamic_user_is_used_only_where_it_sees_the_files(monkeypatch: pytest
     for profile_path, user in (("/etc/q.yaml", "llamaops"), ("/var/tmp/q.yaml", "root"), ("/tmp/q.yaml", "root")):
         unit = deploy_unit(example("quickstart"), PLAN, None, None, Path(profile_path), user=False, environ={})
         assert values(unit.text, "User") == [user] and ("DynamicUser=yes" in unit.text) == (user == "llamaops")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what another account may read")
+def test_a_named_account_must_be_able_to_read_what_the_unit_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setattr("llamaops.deploy.site.find_executable", lambda: Path("/bin/true"))
+        monkeypatch.setattr("llamaops.deploy.site._PYTHON", ())
+        Path(name).chmod(0o755)
+        path, keys = Path(name, "q.yaml"), Path(name, "keys")
+        for file in (path, keys):
+            file.write_text("")
+            file.chmod(0o600)
+        profile = example("quickstart", f"  api_keys: {{file: {keys}}}\n")
+
+        def rendered(account: str = "nobody", user: bool = False) -> str:
+            return deploy_unit(profile, PLAN, None, None, path, user=user, run_as=account, environ={}).text
+
+        for file in (path, keys):
+            with pytest.raises(UsageError, match="nobody can't read") as caught:
+                rendered()
+            assert str(file) in str(caught.value)
+            shutil.chown(file, "nobody")
+        text = rendered()
+        assert values(text, "User") == ["nobody"] and not values(text, "DynamicUser")
+        assert not values(text, "LoadCredential") and values(text, "CacheDirectory") == ["llamaops-nobody"]
+        with pytest.raises(UsageError, match="no such account"):
+            rendered("nobody-of-that-name")
+        with pytest.raises(UsageError, match="own manager"):
+            rendered(user=True)
