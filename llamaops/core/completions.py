@@ -102,11 +102,12 @@ class StreamReader:
 
     ``gap`` is called with the seconds between two events with text. What came is read some events late (bounded by
     count, bytes and time) and several at once, which costs a quarter of reading each as it passes; the times are
-    those of `feed`, and every question is answered as if nothing were late.
+    those of `feed`, and every question is answered as if nothing were late. Streams that began together catch up at
+    different times: all in one moment, they would delay what comes just then.
     """
 
     __slots__ = ("_decoder", "_first_text_at", "_gap", "_head", "_last", "_last_text_at", "_late", "_text", "_texts",
-                 "_usual")
+                 "_usual", "_wait")
 
     def __init__(self, family: Family, gap: Callable[[float], None]) -> None:
         self._decoder = SSEDecoder()
@@ -119,13 +120,17 @@ class StreamReader:
         self._first_text_at: float | None = None
         self._last_text_at = 0.0
         self._texts = 0
+        self._wait = 0  # so many pieces may be late; 0: nothing has come yet
 
     def feed(self, chunk: bytes, now: float) -> None:
         """Take the next bytes of the stream, received at ``now`` (seconds)."""
         late = self._late
         late.append((chunk, now))
-        if len(late) >= _LATE_EVENTS or len(chunk) > _LATE_BYTES or now - late[0][1] > _LATE_S:
+        if not self._wait:
+            self._wait = 1 + int(now * 1e6) % _LATE_EVENTS
+        if len(late) >= self._wait or len(chunk) > _LATE_BYTES or now - late[0][1] > _LATE_S:
             self._catch_up()
+            self._wait = _LATE_EVENTS
 
     def _catch_up(self) -> None:
         for chunk, now in self._late:

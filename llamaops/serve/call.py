@@ -57,11 +57,10 @@ class Line(Protocol):
     on_lost: Callable[[], None] | None
     """Called when ``lost`` becomes true."""
 
-    def abort(self) -> None:
-        """Drop the connection at once, unsent bytes and all."""
-
-    def push(self, framed: bytes) -> bool:
-        """Write one chunk, framed already, now; False where that would mean to wait, or in no chunked body."""
+    abort: Callable[[], None]
+    """Drop the connection at once, unsent bytes and all."""
+    push: Callable[[bytes], bool]
+    """Write one chunk, framed already, now; False where that would mean to wait, or in no chunked body."""
 
     def whole_body(self) -> bytes | None:
         """Return the request's body if all of it is here, and nothing of it was taken."""
@@ -84,9 +83,7 @@ class Call:
         self._extra = extra
         self._held = 0
         self._line: Line = scope["extensions"]["llamaops"]
-        self.abort = self._line.abort
-        self.push = self._line.push
-        """Write one chunk, framed already, now; False where that would mean to wait, or in no chunked body: `write`."""
+        self.abort, self.push = self._line.abort, self._line.push
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first request header of that lower-case name."""

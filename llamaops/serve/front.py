@@ -200,15 +200,15 @@ class FrontProtocol(HttpToolsProtocol):
 class _Line:
     """One request's connection as `call.Line` has it."""
 
-    __slots__ = ("_cycle", "_flow", "_write", "abort", "on_lost")
+    __slots__ = ("_cycle", "abort", "on_lost", "push")
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self.abort, self._write = transport.abort, transport.write
+        self.abort = transport.abort
         self.on_lost: Callable[[], None] | None = None
 
     def carry(self, cycle: RequestResponseCycle) -> None:
         """Belong to this request."""
-        self._cycle, self._flow = cycle, cycle.flow
+        self._cycle, self.push = cycle, _push(cycle)
 
     @property
     def lost(self) -> bool:
@@ -220,19 +220,25 @@ class _Line:
         if self.on_lost is not None:
             self.on_lost()
 
-    def push(self, framed: bytes) -> bool:
-        """Write past ``send``: no coroutine and no message for each token."""
-        if self._flow.write_paused or not self._cycle.chunked_encoding or self._cycle.disconnected:
-            return False
-        self._write(framed)
-        return True
-
     def whole_body(self) -> bytes | None:
         if self._cycle.more_body:
             return None
         body, self._cycle.body = bytes(self._cycle.body), bytearray()
-        self._flow.resume_reading()  # so that a client that goes away is noticed
+        self._cycle.flow.resume_reading()  # so that a client that goes away is noticed
         return body
+
+
+def _push(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
+    """Return a way to write framed chunks past ``send``: no coroutine and no message for each token."""
+    flow, write = cycle.flow, cycle.transport.write
+
+    def push(framed: bytes) -> bool:
+        if flow.write_paused or not cycle.chunked_encoding or cycle.disconnected:
+            return False
+        write(framed)
+        return True
+
+    return push
 
 
 def _line(cycle: RequestResponseCycle) -> _Line:

@@ -13,7 +13,7 @@ import pytest
 from certificates import make_pair
 from running import QUICKSTART, Up
 
-CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
 
 
 def test_clients_speak_https_and_a_renewed_certificate_is_taken_over(up: Up, tmp_path: Path) -> None:
@@ -63,5 +63,5 @@ def test_a_missing_key_ends_the_start_and_https_alone_opens_no_public_port(up: U
     files = ["--set", f"serve.tls={{cert: {pair.cert}, key: {pair.key}}}"]
     for sets, said in ((files, str(pair.key)), ([*files, "--set", "serve.host=0.0.0.0"], "serve.host")):
         running = up(*sets, ready=False)
-        assert running.process.wait(60) == 78
+        assert running.process.wait(120) == 78
         assert said in running.stderr.read_text()
