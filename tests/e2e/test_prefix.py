@@ -30,7 +30,7 @@ def test_a_conversation_computes_only_what_is_new(up: Up, conversations: int, sl
     with httpx.Client(base_url=running.url, timeout=300) as client:
         found = turns(client, conversations, 3)
     assert len(found) == 2 * conversations
-    # At its first turn a conversation may have displaced another one with the same system prompt, so that this one finds
-    # only that again; from then on each finds all of its turns.
+    # At its first turn a conversation may displace another one with the same system prompt, so that this one finds only
+    # that again; from then on each finds all of its turns.
     assert all(cached > 200 for cached, _ in found), found
     assert all(cached > 2 * computed for cached, computed in found[conversations:]), found
