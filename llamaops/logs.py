@@ -16,7 +16,8 @@ Format = Literal["text", "json"]
 MAX_BYTES = 8 << 20
 """A log file that grows beyond this is renamed to ``<name>.1``, in place of the one before."""
 _SECRETS = re.compile(
-    r"(?P<keep>\bBearer\s+|\b(?:api[-_]?key|token|password|secret)\b[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]{4,}"
+    r"(?P<keep>\b(?:Bearer|Authorization:\s*Basic)\s+|(?<![a-z])(?:api[-_]?key|token|password|secret)\b[\"']?\s*[=:]\s*[\"']?"
+    r"|--api-key\s+|://[^\s/@:]*:(?=[^\s/@]+@))[^\s\"',;&@]{4,}"
     r"|\b(?:sk-|hf_|ghp_|xox[abp]-)[A-Za-z0-9_-]{8,}", re.IGNORECASE)
 _CHATTY = ("httpx", "httpcore", "uvicorn.error", "asyncio")
 
@@ -94,4 +95,4 @@ class JsonLines(logging.Formatter):
             entry["request"] = {k: masked(v) if isinstance(v, str) else v for k, v in request.items()}
         if record.exc_info:
             entry["exception"] = masked(self.formatException(record.exc_info))
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry)  # ASCII: some readers end a line at U+2028, too

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import click
 
 from llamaops.cli import colour
+from llamaops.core.engine_lines import LEVELS
 from llamaops.errors import NotRunning, UsageError
 
 LOG_LEVELS = ["debug", "info", "warning", "error"]
@@ -125,11 +126,13 @@ def reload(name: str | None) -> None:
 @name_argument
 @click.option("--lines", "-n", type=click.IntRange(0), default=100, show_default=True, help="This many last lines.")
 @click.option("--follow", "-f", is_flag=True, help="Go on as the engine writes, until Ctrl-C.")
-def logs(name: str | None, lines: int, follow: bool) -> None:
+@click.option("--level", type=click.Choice(LEVELS), default="debug", show_default="everything",
+              help="Only lines at least so grave.")
+def logs(name: str | None, lines: int, follow: bool, level: str) -> None:
     """Show the engine's log of the instance NAME (or the only one). Exit codes: 0 · 64 not running."""
     from llamaops.serve import control
 
-    for line in control.follow(_socket(the_one(name)), "logs", lines=lines, follow=follow):
+    for line in control.follow(_socket(the_one(name)), "logs", lines=lines, follow=follow, level=level):
         click.echo(line)
 
 

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from llamaops.core.engine_lines import Level, bare, is_at_least
+from llamaops.logs import masked
+
 MAX_LINE = 4096
 """Longer lines are cut: an engine may print a whole prompt in one."""
-_STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} ")
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _FOLLOWER_BACKLOG = 1000
 
@@ -40,28 +42,32 @@ class EngineLog:
 
     def add(self, line: str) -> None:
         """Take one whole line."""
-        bare = _STAMP.sub("", line)
-        if bare == self._last:
+        without_time = bare(line)
+        if without_time == self._last:
             self._repeats += 1
             return
         self._flush_repeats()
-        self._last = bare
+        self._last = without_time
         self._emit(line)
 
-    def last(self, count: int) -> list[str]:
-        """Return the last lines, oldest first."""
+    def last(self, count: int, level: Level = "debug") -> list[str]:
+        """Return the last lines that are at least so grave, oldest first."""
         self._flush_repeats()
-        return list(self._lines)[-count:] if count > 0 else []
+        return [line for line in self._lines if is_at_least(line, level)][-count:] if count > 0 else []
 
-    async def follow(self, count: int = 0) -> AsyncIterator[str]:
-        """Yield the last ``count`` lines and then each new one until the log is closed; a slow reader misses lines."""
+    async def follow(self, count: int = 0, level: Level = "debug") -> AsyncIterator[str]:
+        """Yield the last ``count`` lines and then each new one until the log is closed; a slow reader misses lines.
+
+        Only those that are at least as grave as ``level``.
+        """
         feed: asyncio.Queue[str | None] = asyncio.Queue(_FOLLOWER_BACKLOG)
-        for line in self.last(count):
+        for line in self.last(count, level):
             yield line
         self._followers.add(feed)
         try:
             while (line_or_end := await feed.get()) is not None:
-                yield line_or_end
+                if is_at_least(line_or_end, level):
+                    yield line_or_end
         finally:
             self._followers.discard(feed)
 
@@ -119,7 +125,7 @@ class LineWriter:
             self._partial = b""
 
     def _line(self, raw: bytes) -> None:
-        line = _UNPRINTABLE.sub("", raw[:MAX_LINE].decode("utf-8", "replace")).rstrip()
+        line = masked(_UNPRINTABLE.sub("", raw[:MAX_LINE].decode("utf-8", "replace")).rstrip())
         self.count += 1
         self.spoke.set()
         self.tail.append(line)

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from llamaops import __version__
 from llamaops.core.engine import Engine
 from llamaops.core.engine_life import State, Status
+from llamaops.core.engine_lines import LEVELS
 from llamaops.core.launch import LaunchSpec
 from llamaops.core.model import Model
 from llamaops.core.plan import Note, Placement, Plan
 from llamaops.core.profile import Profile
-from llamaops.errors import EngineFailed, LlamaopsError, WrongProfile
+from llamaops.errors import EngineFailed, LlamaopsError, UsageError, WrongProfile
 from llamaops.serve import notify
 from llamaops.serve.auth import KeyRing, load_keys
 from llamaops.serve.control_server import serve_control
@@ -378,12 +379,14 @@ class Service:
             return self._app is not None and self._app.relay.cancel(str(request.get("id")))
 
         async def logs(request: Mapping[str, Any]) -> AsyncIterator[str]:
-            count = int(request.get("lines", 100))
+            count, level = int(request.get("lines", 100)), request.get("level", "debug")
+            if level not in LEVELS:
+                raise UsageError(f"no such level: {level}", why=f"known: {', '.join(LEVELS)}")
             if request.get("follow"):
-                async for line in self._log.follow(count):
+                async for line in self._log.follow(count, level):
                     yield line
             else:
-                for line in self._log.last(count):
+                for line in self._log.last(count, level):
                     yield line
 
         return {"status": status, "plan": plan, "stop": stop, "reload": reload, "cancel": cancel, "logs": logs}

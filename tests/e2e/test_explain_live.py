@@ -177,7 +177,7 @@ def test_a_full_house_is_named(up: Up) -> None:
         assert await_cause(running, "queue") == "1 request waits because the slot is taken"
         assert sorted(str(s["turn"]) for s in running.status()["streams"]) == ["1", "None"]
         shown = running.cli("top", "--once").stdout
-        assert "1 of 1 in the engine, 1 waiting" in shown and re.search(r"^req_\w+ .* queued 1 ", shown, re.MULTILINE)
+        assert "1 of 1 in the engine, 1 waiting" in shown and re.search(r"^  …\w+ .* queued 1 ", shown, re.MULTILINE)
 
 
 def test_an_engine_that_does_nothing_is_named(up: Up) -> None:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from running import LLAMAOPS, ROOT, Running, Up, await_true, streaming
+from running import LLAMAOPS, QUICKSTART, ROOT, Running, Up, await_true, streaming
 
 GRAFANA = ROOT / "templates" / "grafana"
 MACHINE_DEPENDENT = {"llamaops_temperature_celsius", "llamaops_cpu_frequency_hertz", "llamaops_pressure_ratio",
@@ -133,23 +133,57 @@ def test_top_prints_one_picture(up: Up) -> None:
         shown = running.cli("top", "quickstart", "--once").stdout.splitlines()
         assert max(map(len, shown)) <= 80 and len(shown) <= 24
         assert shown[0].startswith("quickstart ready") and any(line.startswith("CPU 0") for line in shown)
-        assert any(line.startswith("req_") for line in shown)
+        assert any(re.match(r"  …\w+ .* (?:prefill|decode) ", line) for line in shown)
     refused = running.cli("top")
     assert (refused.returncode, "--once" in refused.stderr) == (2, True)
 
 
-def test_top_lives_in_a_terminal_and_obeys_keys(up: Up) -> None:
-    running = up()
-    with streaming(running), terminal(running, "top", "--interval", "0.2") as (master, process):
-        text = read_until(master, "req_")
+def test_top_lives_in_a_terminal_and_obeys_keys(up: Up, tmp_path: Path) -> None:
+    profile = tmp_path / "quickstart.yaml"
+    profile.write_text(QUICKSTART.read_text())
+    running = up(profile=profile)
+    with contextlib.ExitStack() as stack:
+        for count in (1, 2):
+            stack.enter_context(streaming(running))
+            streams = await_true(lambda n=count: in_engine(running, n), what=f"{count} requests are in the engine")
+        oldest, youngest = streams
+        master, process = stack.enter_context(terminal(running, "top", "--interval", "0.2"))
+        read_until(master, rf"▸ …\w*{oldest[-8:]} ")
+        os.write(master, b"\x1b[B")  # the arrow down, which begins as Escape does
+        read_until(master, rf"▸ …\w*{youngest[-8:]} ")
         os.write(master, b"c")
-        await_true(lambda: not running.status()["streams"], what="the stream is cancelled")
+        await_true(lambda: in_engine(running, 1) == [oldest], what="the chosen one is cancelled")
+        profile.write_text(QUICKSTART.read_text() + "\nnonsense: 1\n")
+        os.write(master, b"r")
+        read_until(master, "reload refused: ")
+        profile.write_text(QUICKSTART.read_text())
+        os.write(master, b"r")
+        read_until(master, "reload: (?:keys|a new engine)")
         os.write(master, b"d")
-        text += read_until(master, "press d again")
+        read_until(master, "press d again")
+        os.write(master, b"xc")  # any other key goes on
+        await_true(lambda: not running.status()["streams"], what="the last one is cancelled")
+        os.write(master, b"d")
+        read_until(master, "press d again")
+        os.write(master, b"d")
+        assert running.process.wait(60) == 0
+        assert process.wait(60) == 0
+
+
+def test_top_quits_and_leaves_the_instance_alone(up: Up) -> None:
+    running = up()
+    with terminal(running, "top") as (master, process):
+        text = read_until(master, "quickstart ready")
         os.write(master, b"q")
         assert process.wait(60) == 0
-    assert httpx.get(f"{running.url}/readyz").status_code == 200  # d once stops nothing
-    assert "\x1b[?1049h" in text  # the screen of its own, given back at the end
+    assert "\x1b[?1049h" in text  # the screen of its own
+    assert httpx.get(f"{running.url}/readyz").status_code == 200
+
+
+def in_engine(running: Running, count: int) -> list[str] | None:
+    """Return the ids of the requests in the engine, the oldest first, once there are so many."""
+    ids = [s["id"] for s in running.status()["streams"] if s["phase"] != "queued"]
+    return ids if len(ids) == count else None
 
 
 @contextlib.contextmanager
@@ -170,7 +204,7 @@ def terminal(running: Running, *args: str) -> Iterator[tuple[int, subprocess.Pop
 
 
 def read_until(master: int, wanted: str) -> str:
-    """Return what the terminal shows up to and with ``wanted``."""
+    """Return what was written to the terminal up to a match of ``wanted`` in it, escape sequences set aside."""
     text = ""
     os.set_blocking(master, False)
 
@@ -178,7 +212,7 @@ def read_until(master: int, wanted: str) -> str:
         nonlocal text
         with contextlib.suppress(BlockingIOError):
             text += os.read(master, 1 << 16).decode(errors="replace")
-        return wanted in text
+        return bool(re.search(wanted, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)))
 
     await_true(seen, what=f"the terminal shows {wanted!r}")
     return text

@@ -35,6 +35,21 @@ def test_repeats_are_counted() -> None:
                             "0.00.001.000 I ready"]
 
 
+def test_grave_lines_can_be_asked_for() -> None:
+    log = EngineLog()
+    for line in ("0.00.000.001 I ready", "0.00.000.002 W slow", "0.00.000.003 E broken", "0.00.000.004 W slow"):
+        log.add(line)
+    assert log.last(10, "warning") == ["0.00.000.002 W slow", "0.00.000.003 E broken", "0.00.000.004 W slow"]
+    assert log.last(1, "error") == ["0.00.000.003 E broken"]
+
+
+def test_what_looks_like_a_secret_never_gets_in() -> None:
+    log = EngineLog()
+    writer = log.writer()
+    writer.feed(b"fetching https://hub/x?token=abcd1234efgh\n")
+    assert log.last(1) == list(writer.tail) == ["fetching https://hub/x?token=\u2026"]
+
+
 def test_memory_is_bounded() -> None:
     log = EngineLog(keep=10)
     writer = log.writer()
