@@ -9,7 +9,10 @@ stopped (SIGSTOP) and dead.
 
 Wanted: at most 3 µs a token, and every scrape in less than 200 ms.
 
-RESULT
+Last result (2 vCPUs, AMD EPYC, quiet; two streams of SmolLM2-135M; medians of 4 rounds): 1.66 µs a token with metrics,
+1.49 without the histogram; 1.1 ms a look. The relay's process uses 1.20 % of a CPU when nobody looks, 1.40 % when
+scraped each second, 1.60 % with a page open; the streams get 53.4, 52.9 and 51.2 tokens/s. A scrape takes 2.1 ms with
+the engine busy (longest of 200: 59 ms), 1.3 ms with it stopped (2.6 ms) or dead (11 ms).
 """
 
 from __future__ import annotations
