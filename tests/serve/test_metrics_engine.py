@@ -50,7 +50,7 @@ def stat(name: str, cpu: int, ticks: int, faults: int = 0, policy: int = 0) -> s
 
 
 def machine(root: Path, *, ran_s: float = 0.0, waited_s: float = 0.0, busy_s: float = 0.0, hog_s: float = 0.0,
-            throttles: int = 0) -> None:
+            throttles: int = 0, stopped_s: float = 2.5) -> None:
     """Write the files of a machine whose engine, pid 77, has one thread on CPU 3; pid 812 is a hog there."""
     ticks, thread = round(busy_s * 100), "proc/77/task/77"
     write(root, {
@@ -62,7 +62,7 @@ def machine(root: Path, *, ran_s: float = 0.0, waited_s: float = 0.0, busy_s: fl
                            "nr_involuntary_switches : 12\n",
         "proc/812/stat": stat("stress-ng", 3, round(hog_s * 100)),
         "proc/self/cgroup": "3:cpu,cpuacct:/a/b\n0::/u\n",
-        "sys/fs/cgroup/cpu,cpuacct/a/cpu.stat": "nr_periods 9\nnr_throttled 2\nthrottled_time 2500000000\n",
+        "sys/fs/cgroup/cpu,cpuacct/a/cpu.stat": f"nr_periods 9\nthrottled_time {round(stopped_s * 1e9)}\n",
         "sys/fs/cgroup/u/memory.max": "1000000\n", "sys/fs/cgroup/u/memory.current": "900000\n",
         "sys/fs/cgroup/u/memory.stat": "inactive_file 50000\n", "sys/fs/cgroup/memory.max": "max\n",
         "proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   2000 kB\n",
@@ -146,6 +146,25 @@ def test_two_looks_make_a_window_that_names_the_hog(tmp_path: Path) -> None:
     shown = picture(seen)
     assert shown is not None
     assert [c["role"] for c in shown["cpus"]] == [["housekeeping"], ["decode"]]
+
+
+@pytest.mark.parametrize("stopped", [0.0, 0.6, 0.8])
+def test_what_a_quota_took_is_not_blamed_on_others(tmp_path: Path, stopped: float) -> None:
+    """A thread that ran for a fifth of the time and waited for the rest: ``stopped`` of it for its quota."""
+    seen = sampler(tmp_path, Relayed(DECODING))
+
+    async def look() -> None:
+        machine(tmp_path)
+        await seen.look()
+        await asyncio.sleep(0.1)
+        machine(tmp_path, ran_s=2, waited_s=8, busy_s=9, stopped_s=2.5 + 10 * stopped)
+        await seen.look()
+
+    asyncio.run(look())
+    assert seen.window is not None
+    assert seen.window.throttled == pytest.approx(stopped)
+    assert seen.window.delay == pytest.approx(0.8 - stopped)
+    assert ("quota" in {f.code for f in explain(seen.window)}) == (stopped > 0)
 
 
 def test_counters_never_fall_when_threads_end(tmp_path: Path) -> None:
