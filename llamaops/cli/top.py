@@ -17,7 +17,7 @@ import click
 
 from llamaops.cli.picture import Document, picture
 from llamaops.cli.run import ask, json_option, name_argument, the_one
-from llamaops.errors import LlamaopsError, UsageError
+from llamaops.errors import LlamaopsError, NotRunning, UsageError
 
 _KEYS = "q quit · ↑ ↓ choose a request · c cancel it · r reload · d drain and stop"
 _UP, _DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j")
@@ -82,7 +82,7 @@ class _Screen:
         self._name, self._interval = name, interval
         self._past: deque[Document] = deque(maxlen=120)
         self._message = _KEYS
-        self._sure = False
+        self._sure = self._stopping = False
         self._chosen: str | None = None
 
     def run(self) -> None:
@@ -93,7 +93,12 @@ class _Screen:
         console = Console(no_color=bool(os.environ.get("NO_COLOR")))
         with _raw_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                document: Document = ask(self._name, "status")
+                try:
+                    document: Document = ask(self._name, "status")
+                except NotRunning:
+                    if self._stopping:
+                        return
+                    raise
                 self._past.append(document)
                 self._choose(document, 0)
                 shown = picture(document, list(self._past), console.height - 1, console.width, self._message,
@@ -107,6 +112,7 @@ class _Screen:
         was_sure, self._sure, self._message = self._sure, False, _KEYS
         if key == "d" and was_sure:
             ask(self._name, "stop")
+            self._stopping = True
             self._message = "draining; top ends with it"
         elif key == "d":
             self._sure, self._message = True, _SURE.format(name=self._name)
