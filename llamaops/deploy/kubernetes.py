@@ -62,7 +62,8 @@ def advice(profile: Profile, plan: Plan) -> list[str]:
                     f"{keys.file}  (for monitoring also --from-file=scrape=FILE, a file with one key alone)")
     if keys and keys.env:
         said.append(f"put {keys.env} and other variables the profile names into a secret: kubectl create secret "
-                    f"generic {name}-env --from-env-file=FILE")
+                    f"generic {name}-env --from-env-file=FILE  (for monitoring also: kubectl create secret generic "
+                    f"{name}-scrape --from-file=scrape=FILE, a file with one key alone)")
     if isinstance(parse_source(profile.model.source), PathSource):
         said.append(f"the model is a path: put it on a volume, claim {name}-models")
     if plan.placement.policy in ("fifo", "rr"):
@@ -110,6 +111,7 @@ def _context(profile: Profile, plan: Plan, baseline: str) -> dict[str, Any]:
         "mounts": _mounts(by_path=by_path, keys=bool(keys and keys.file)),
         "cache": f"{math.ceil(3 * weights / (1 << 30)) + 1}Gi",
         "claim": f"{name}-models" if by_path else None, "keys": f"{name}-keys" if keys and keys.file else None,
+        "scrape": f"{name}-{'keys' if keys.file else 'scrape'}" if keys else None,
         "keyless": keys is None, "clients": {"matchLabels": {"llamaops-client": "true"}} if keys is None else {},
         "slots": plan.serving.slots, "in_flight": f"{800 * plan.serving.slots}m",
     }

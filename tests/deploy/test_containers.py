@@ -290,8 +290,10 @@ def test_prometheus_finds_the_pods_and_the_autoscaler_names_metrics_that_exist(c
     service, (endpoint,) = tree["base/service.yaml"], monitor["spec"]["endpoints"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert endpoint["path"] == "/metrics" and endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
-    keys = planned(case)[0].serve.api_keys
-    assert ("authorization" in endpoint) == bool(keys and keys.file)
+    assert ("authorization" in endpoint) == (planned(case)[0].serve.api_keys is not None)
+    if secret := endpoint.get("authorization", {}).get("credentials"):
+        said = " ".join(advice(planned(case)[0], planned(case)[2]))
+        assert secret["name"] in said and f"--from-file={secret['key']}=" in said
 
     scaler = tree["components/autoscaling/autoscaler.yaml"]["spec"]
     assert scaler["scaleTargetRef"]["name"] == deployment(case)["metadata"]["name"]
