@@ -66,8 +66,8 @@ class Load:
         self._go.set()
 
     async def served(self) -> None:
-        """Return once a request that began now, or later, is answered."""
-        while await self.ask({"prompt": "a", "max_tokens": 1}) != "answered":
+        """Return once a request that began now, or later, is answered, or one is lost: then nothing may be there."""
+        while not self.lost and await self.ask({"prompt": "a", "max_tokens": 1}) != "answered":
             await asyncio.sleep(0.02)
 
     async def refusal(self, path: str) -> str:
