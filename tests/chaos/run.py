@@ -14,6 +14,8 @@ from chaos.faults import Fault, Scene, a_round
 from chaos.load import Load
 from chaos.world import Broken, World, as_json, until
 
+LEAK_S = 120.0
+"""How long what is left over may stay once all is calm."""
 _CALM = {"lock", "pid", "control.sock"}
 
 
@@ -104,10 +106,11 @@ class Run:
         await until(self.world.is_serving, f"one engine serves: {as_json(self.world.status())}")
         await scene.load.pause()
         await until(lambda: not self.world.status()["requests"]["in_flight"], "no request is left in the engine")
-        await until(lambda: len(self.world.descriptors()) <= len(calm), f"no descriptor is left: {calm}, now "
-                                                                        f"{self.world.descriptors()}")
+        await until(lambda: len(self.world.descriptors()) <= len(calm),
+                    f"no descriptor is left: {calm}, now {self.world.descriptors()}", within_s=LEAK_S)
         socket = {f"engine-{self.world.status()['generation']}.sock"}
-        await until(lambda: self.world.runtime_files() == _CALM | socket, f"no file is left, besides {socket}")
+        await until(lambda: self.world.runtime_files() == _CALM | socket, f"no file is left, besides {socket}",
+                    within_s=LEAK_S)
         scene.load.resume()
 
     def _check_load(self, load: Load) -> None:

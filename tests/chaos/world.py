@@ -48,12 +48,12 @@ class Broken(AssertionError):
     """Something that llamaops promises does not hold."""
 
 
-async def until(met: Callable[[], Any], what: str, every_s: float = 0.02) -> Any:
+async def until(met: Callable[[], Any], what: str, every_s: float = 0.02, within_s: float = PATIENCE_S) -> Any:
     """Return the first true value of ``met``, which runs in a thread; raises Broken when it never comes."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    deadline = asyncio.get_running_loop().time() + within_s
     while not (value := await asyncio.to_thread(met)):
         if asyncio.get_running_loop().time() > deadline:
-            raise Broken(f"not within {PATIENCE_S:.0f} s: {what}")
+            raise Broken(f"not within {within_s:.0f} s: {what}")
         await asyncio.sleep(every_s)
     return value
 

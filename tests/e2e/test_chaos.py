@@ -25,9 +25,8 @@ def test_nothing_is_lost_or_left(tmp_path: Path, engine_path: str, model_path: s
 
 PLANTED = {
     "a request that is never told": (
-        "import llamaops.serve.relay as r\n"
-        "async def silent(self, message, code): await self._call.finish()\n"
-        "r._Passage._fail_stream = silent\n",
+        "from llamaops.core.completions import StreamReader\n"
+        "StreamReader.failure = lambda self, *words: b''\n",
         "a stream that just ends"),
     "a descriptor for each engine": (
         "import os, llamaops.serve.supervisor as s\n"
@@ -45,7 +44,7 @@ PLANTED = {
 def test_a_planted_mistake_is_found(tmp_path: Path, engine_path: str, model_path: str, what: str,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     mistake, complaint = PLANTED[what]
-    monkeypatch.setattr("chaos.world.PATIENCE_S", 10)
+    monkeypatch.setattr("chaos.run.LEAK_S", 10)
     program = f"{mistake}\nfrom llamaops.cli import main\nimport sys\nsys.exit(main())"
     world = World(tmp_path, engine_path, model_path, [sys.executable, "-c", program])
     with pytest.raises(Broken, match=complaint):
