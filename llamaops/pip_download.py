@@ -50,12 +50,12 @@ def pip_download(
                     fix=f"{sys.executable} -m ensurepip   (with uv: uv pip install pip)")
     watch = _Watch(folder, bar, error)
     done = run(
-        _command(package, version, form, sha256, folder), env=_environment(environ, folder),
+        _command(package, version, form, sha256, folder), env=pip_environment(environ, folder),
         on_line=watch.line, on_idle=watch.idle, log=folder / "pip.log", cancel=cancel,
     )
     found = [path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz", ".zip"))]
     if done.code or len(found) != 1:
-        raise _failure(f"{package}=={version}", done, (folder / "pip.log").read_text(errors="replace"), error)
+        raise pip_failure(f"{package}=={version}", done, (folder / "pip.log").read_text(errors="replace"), error)
     return found[0]
 
 
@@ -72,7 +72,9 @@ def _command(package: str, version: str, form: str, sha256: str | None, folder: 
     ]  # fmt: skip
 
 
-def _environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+def pip_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return pip's environment: the user's, without what would change the files or the output; temporary files in
+    ``folder``."""
     kept = {k: v for k, v in environ.items() if k not in _REFUSED}
     ours = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONUNBUFFERED": "1", "LC_ALL": "C.UTF-8"}
     return kept | ours | {"TMPDIR": str(folder)}
@@ -101,7 +103,8 @@ class _Watch:
             self.bar.update(min(max(sizes), self.total) if self.total else max(sizes), self.total)
 
 
-def _failure(what: str, done: Done, said: str, error: type[Unavailable]) -> LlamaopsError:
+def pip_failure(what: str, done: Done, said: str, error: type[Unavailable]) -> LlamaopsError:
+    """Return what pip's failure means; ``said`` is all it printed."""
     if "DO NOT MATCH THE HASHES" in said:
         return error(f"{what} has the wrong checksum", why="the index serves a file other than the pinned one",
                      fix="don't use it; check which index pip is configured for: pip config list", detail=done.tail)

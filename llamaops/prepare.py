@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llamaops.acquire import calibrate, locate
+from llamaops.core.conversion import Consent
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.engine import Engine, compile_jobs
 from llamaops.core.launch import LaunchSpec, environment, launch, wrappers
@@ -25,7 +26,7 @@ from llamaops.core.topology import Host
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineUnavailable, ModelUnavailable, UsageError
 from llamaops.host import probe_host
-from llamaops.provide import acquire_model, model_here
+from llamaops.provide import acquire_model, model_here, refuse
 
 T = TypeVar("T")
 MAX_PROFILE_BYTES = 1 << 20
@@ -93,13 +94,14 @@ def build_engine(section: EngineSection, progress: Progress) -> Engine:
 
 
 def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, offline: bool = False,
-            affinity: CpuSet | None = None) -> Planned:
+            affinity: CpuSet | None = None, consent: Consent = refuse) -> Planned:
     """Make everything ready to launch: the engine, the model, the plan. Slow the first time, instant after.
 
-    ``affinity`` stands for this process's own mask, which it may have narrowed meanwhile.
+    ``consent`` is asked before the converter's packages are installed. ``affinity`` stands for this process's own mask,
+    which it may have narrowed meanwhile.
     """
     engine = acquire_engine(profile, progress, may_build=may_build)
-    model = acquire_model(profile, engine, progress, offline=offline)
+    model = acquire_model(profile, engine, progress, offline=offline, consent=consent)
     host = probe_host(affinity=affinity)
     planned = plan(profile, host, model, engine)
     rates = _rates(profile, host, model, engine, planned, progress)

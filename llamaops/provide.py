@@ -1,4 +1,4 @@
-"""From ``model.source`` to the GGUF that is served: fetch, then quantize where asked.
+"""From ``model.source`` to the GGUF that is served: fetch, convert where it is safetensors, quantize where asked.
 
 What only a first run needs is imported where it is called, as in `prepare`.
 """
@@ -6,11 +6,14 @@ What only a first run needs is imported where it is called, as in `prepare`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamaops.acquire import gguf_file
 from llamaops.cache import mark_used
+from llamaops.core.conversion import Consent
 from llamaops.core.engine import Engine
 from llamaops.core.model import Model
 from llamaops.core.profile import Profile
@@ -18,14 +21,28 @@ from llamaops.core.progress import NoProgress, Progress
 from llamaops.core.source import HubSource, PathSource, UrlSource, WheelSource, parse_source
 from llamaops.dirs import find_dirs
 from llamaops.errors import ModelUnavailable
+from llamaops.recipe import load_recipe
+
+if TYPE_CHECKING:
+    from llamaops.acquire.convert import Conversion
 
 
-def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *, offline: bool) -> Model:
-    """Fetch the model, quantize it where asked, and read its header.
+def refuse(_question: str) -> bool:
+    """Agree to nothing: the consent where nobody can be asked."""
+    return False
 
-    ``engine`` supplies llama-quantize, from the folder it lies in. Raises ModelUnavailable.
+
+def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *, offline: bool,
+                  consent: Consent = refuse) -> Model:
+    """Fetch the model, convert and quantize it where needed, and read its header.
+
+    ``engine`` supplies llama-quantize, from the folder it lies in; ``consent`` is asked before the converter's Python
+    packages are installed. Raises ModelUnavailable, BuildFailed (no engine source for the converter) or TryAgain.
     """
-    model, quant = _fetched(profile, progress, offline=offline)
+    def converted(work: Conversion) -> Path:
+        return convert_model(work, engine, progress, consent)
+
+    model, quant = _fetched(profile, progress, converted, offline=offline)
     mark_used(Path(model.path))
     if quant is not None:
         model = _quantized(model, quant, engine, find_dirs(os.environ).cache, progress)
@@ -33,18 +50,69 @@ def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *
     return model
 
 
-def _fetched(profile: Profile, progress: Progress, *, offline: bool) -> tuple[Model, str | None]:
+def _fetched(profile: Profile, progress: Progress, converted: Callable[[Conversion], Path], *,
+             offline: bool) -> tuple[Model, str | None]:
     """Return the model as its source gives it, and the quant type that must still be made of it."""
-    section = profile.model
-    path = fetch(section.source, find_dirs(os.environ).cache, progress, offline=offline, sha256=section.sha256)
-    model = gguf_file.read_model(path, source=str(parse_source(section.source)), sha256=section.sha256)
+    section, sha256 = profile.model, profile.model.sha256
+    path = fetch(section.source, find_dirs(os.environ).cache, progress, offline=offline, sha256=sha256)
+    if path.is_dir():
+        from llamaops.acquire.convert import Conversion
+
+        _check_no_checksum(sha256, path)
+        whole = section.quantize if section.quantize in ("F32", "BF16") else "F16"
+        path = converted(Conversion(path, name_of(section.source), whole, section.source))
+    model = gguf_file.read_model(path, source=str(parse_source(section.source)), sha256=sha256)
     return model, None if section.quantize == model.quant else section.quantize
+
+
+def _check_no_checksum(sha256: str | None, folder: Path) -> None:
+    if sha256 is not None:
+        raise ModelUnavailable("model.sha256 is the checksum of a GGUF, and this source is safetensors",
+                               where=str(folder), fix="take model.sha256 out, and pin a revision instead")
+
+
+def name_of(source: str) -> str:
+    """Return what a model without a file name is called: its repository, package or folder."""
+    match parse_source(source):
+        case HubSource(repo=repo):
+            return repo.rpartition("/")[2]
+        case WheelSource(package=package):
+            return package
+        case PathSource(path=path):
+            return Path(path).name
+        case UrlSource() as ref:
+            return Path(ref.name).stem
+
+
+def convert_model(work: Conversion, engine: Engine | None, progress: Progress, consent: Consent) -> Path:
+    """Return the GGUF of a model in Hugging Face format, made with the converter of the recipe's engine source."""
+    from llamaops.acquire import convert, converter
+
+    cache, recipe = find_dirs(os.environ).cache, load_recipe(os.environ)
+    if (done := convert.find_converted(work, cache, recipe.version)) is not None:
+        return done
+    ready = converter.ready_converter(recipe, cache, os.environ, progress, consent)
+    if engine is not None and engine.version != ready.build:
+        progress.say(f"degraded: the converter is that of {ready.build}, the engine is {engine.version}")
+    return convert.convert(work, ready, cache, progress, os.environ, threads=_all_cpus())
+
+
+def _converted_here(work: Conversion) -> Path:
+    from llamaops.acquire import convert
+
+    done = convert.find_converted(work, find_dirs(os.environ).cache, load_recipe(os.environ).version)
+    if done is None:
+        raise ModelUnavailable("not converted yet", where=str(work.folder), fix="llamaops model pull PROFILE")
+    return done
 
 
 def fetch(
     source: str, cache: Path, progress: Progress, *, offline: bool, sha256: str | None = None, refresh: bool = False
 ) -> Path:
-    """Put what ``model.source`` names on this disk and return the GGUF's path; ``refresh`` asks the hub for news."""
+    """Put what ``model.source`` names on this disk and return the path of its GGUF, or of its folder of safetensors.
+
+    ``refresh`` asks the hub for news.
+    """
     match parse_source(source):
         case PathSource(path=path):
             return gguf_file.find_gguf(Path(path), sha256=sha256)
@@ -59,7 +127,7 @@ def fetch(
         case HubSource() as ref:
             from llamaops.acquire import hub
 
-            return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256, refresh=refresh)
+            return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256, refresh=refresh, checkpoint=True)
 
 
 def _quantized(model: Model, quant: str, engine: Engine | None, cache: Path, progress: Progress) -> Model:
@@ -79,8 +147,8 @@ def _all_cpus() -> int:
 
 
 def model_here(profile: Profile, engine: Engine | None) -> Model:
-    """Return the model if serving it needs no download and no quantization."""
-    model, quant = _fetched(profile, NoProgress(), offline=True)
+    """Return the model if serving it needs no download, conversion or quantization."""
+    model, quant = _fetched(profile, NoProgress(), _converted_here, offline=True)
     if quant is None:
         return model
     from llamaops.acquire import quantize

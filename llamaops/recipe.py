@@ -58,6 +58,11 @@ class Recipe:
     sources: tuple[EngineSource, ...]
     patches: tuple[Path, ...] = ()
 
+    @property
+    def version(self) -> str | None:
+        """Return the build number as an engine spells it (``b11434``)."""
+        return f"b{self.build}" if self.build else None
+
     def patches_for(self, source: EngineSource) -> tuple[Path, ...]:
         """Return what is changed in this source: nothing in a tree of the user's own."""
         return () if source.kind == "path" else self.patches

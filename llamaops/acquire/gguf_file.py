@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from llamaops.cache import sha256_of
+from llamaops.core.checkpoint_names import checkpoint_files
 from llamaops.core.gguf_header import Header, HeaderError, parse_header, to_model
 from llamaops.core.gguf_names import listed, models_among, part_names
 from llamaops.core.model import Model
@@ -33,7 +34,7 @@ def read_model(path: Path, *, source: str | None = None, sha256: str | None = No
 
 
 def find_gguf(path: Path, *, sha256: str | None = None) -> Path:
-    """Return the model file that ``path`` means: itself, or the only model in the folder.
+    """Return the model file that ``path`` means: itself, the only GGUF in the folder, or a folder with safetensors.
 
     Projectors (``mmproj-*``) and the later parts of a split model do not count. Raises ModelUnavailable when there is
     none, when there are several, or when ``sha256`` is given and differs.
@@ -43,7 +44,7 @@ def find_gguf(path: Path, *, sha256: str | None = None) -> Path:
         near = sorted(p.name for p in found.parent.glob("*.gguf"))[:8] if found.parent.is_dir() else []
         raise ModelUnavailable("there is no such model file", where=str(found), fix="check model.source",
                                why=f"the folder has: {', '.join(near)}" if near else None)
-    if sha256 and (actual := _checksum(found)) != sha256.lower():
+    if sha256 and not found.is_dir() and (actual := _checksum(found)) != sha256.lower():
         raise ModelUnavailable("the model file has the wrong checksum", where=str(found),
                                why=f"model.sha256 is {sha256.lower()}, the file's is {actual}",
                                fix="get the file again, or correct model.sha256")
@@ -65,10 +66,10 @@ def _only_model(folder: Path) -> Path:
     if models:
         raise ModelUnavailable("several models are in this folder", where=str(folder), why=listed(models, sizes),
                                fix=f"name one: path:{folder / models[0]}")
-    if any(folder.glob("*.safetensors")):
-        raise ModelUnavailable("the folder has safetensors but no GGUF", where=str(folder),
-                               why="converting is not part of this version", fix="give a ready GGUF of the model")
-    raise ModelUnavailable("no *.gguf is in this folder", where=str(folder), fix="check model.source")
+    if checkpoint_files(tuple(sizes)):
+        return folder  # to be converted
+    raise ModelUnavailable("no model is in this folder", where=str(folder),
+                           why="it has neither a *.gguf nor config.json with *.safetensors", fix="check model.source")
 
 
 def _read_header(path: Path) -> tuple[Header, int]:

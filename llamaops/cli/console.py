@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import click
 
 from llamaops.cli import colour
+from llamaops.core.conversion import Consent
 from llamaops.core.progress import Bar, Progress, Unit
 
 LINE_EVERY_S = 10.0
@@ -19,6 +20,16 @@ LINE_EVERY_S = 10.0
 def make_progress() -> Progress:
     """Return bars when stderr is a terminal, else plain lines."""
     return TerminalProgress() if sys.stderr.isatty() else LineProgress()
+
+
+def asker(yes: bool = False) -> Consent:
+    """Return what asks before something large is installed: a person at the terminal, else it is refused."""
+    def ask(question: str) -> bool:
+        if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return yes
+        return click.confirm(question, err=True)
+
+    return ask
 
 
 class TerminalProgress:

