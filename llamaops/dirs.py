@@ -54,10 +54,16 @@ def private_dir(path: Path) -> Path:
     """Make ``path`` a folder that only this user can enter (0700) and return it.
 
     Raises NotPermitted when it exists as a link, belongs to somebody else, or is open to others and can't be closed:
-    sockets and locks in it would not be ours alone.
+    sockets and locks in it would not be ours alone. The folder above must be safe too: who may rename this one could
+    put another in its place.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        above = path.parent.stat()
+        if above.st_uid not in (0, os.geteuid()) or (above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX):
+            raise NotPermitted("the folder above is not safe", where=str(path.parent),
+                               why="it belongs to another user, or everybody may write there",
+                               fix=f"remove it, or set XDG_RUNTIME_DIR to a folder of your own (ls -ld {path.parent})")
         path.mkdir(mode=0o700, exist_ok=True)
         info = path.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():

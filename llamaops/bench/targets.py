@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from llamaops.bench.load import Server
 from llamaops.child import end_group
+from llamaops.direct import DIRECT
 from llamaops.errors import EngineFailed, LlamaopsError, TryAgain, UsageError
 
 if TYPE_CHECKING:
@@ -253,7 +254,8 @@ def _named(server: Server) -> Server:
     headers = {"authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     base = f"{'https' if server.tls else 'http'}://{server.authority}{server.path}"
     try:
-        answer = httpx.get(f"{base}/v1/models", headers=headers, timeout=30)
+        with httpx.Client(headers=headers, timeout=30, mounts=DIRECT) as client:
+            answer = client.get(f"{base}/v1/models")
     except httpx.HTTPError as exc:
         raise TryAgain("nothing answers there", where=base, why=str(exc), fix="check that it serves") from exc
     if answer.status_code == 401:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from llamaops import __version__
-from llamaops.errors import LlamaopsError
+from llamaops.errors import LlamaopsError, NotPermitted, TryAgain
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("run:up", "Prepare everything and serve a profile."),
@@ -93,8 +94,26 @@ def run(args: list[str]) -> int:
         # The reader of our stdout went away (``| head``), as it may: keep the interpreter from saying so at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as exc:
+        if debug:
+            raise
+        found = _from_system(exc)
+        print_error(found)
+        return found.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _from_system(exc: OSError) -> LlamaopsError:
+    """Tell what the system refused and no command has words of its own for: a full disk, a folder that is read-only."""
+    where, why = str(exc.filename) if exc.filename else None, exc.strerror or str(exc)
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TryAgain("no room is left to write", where=where, why=why, fix="make room there, then try again")
+    if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return NotPermitted("a file or folder can't be used", where=where, why=why,
+                            fix="give this user access, or choose other folders: LLAMAOPS_CACHE, XDG_STATE_HOME, "
+                            "XDG_RUNTIME_DIR")
+    return LlamaopsError("the system refused", where=where, why=why, fix="--debug before the command shows where")
 
 
 def print_error(exc: LlamaopsError) -> None:

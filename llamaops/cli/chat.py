@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamaops.direct import DIRECT
 from llamaops.errors import EngineFailed, NotRunning, UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ def chat(words: tuple[str, ...], system: str | None, max_tokens: int | None, tem
     Exit codes: 0 answered · 64 nothing is running · 70 the server failed.
     """
     url, certificate, prompt = _target(words)
+    if temperature is not None and not math.isfinite(temperature):
+        raise UsageError("--temperature takes a number", why=f"{temperature} is none")
     options = {"max_tokens": max_tokens, "temperature": temperature}
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     with _client(url, api_key, certificate) as client:
@@ -88,9 +92,12 @@ def _client(url: str, api_key: str | None, certificate: str | None) -> httpx.Cli
 
     from llamaops.serve.tls import trusting
 
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        raise UsageError("the API key can't be sent", why="it holds characters that a header can't",
+                         fix="check LLAMAOPS_API_KEY or --api-key")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     # A long prompt on a small machine is silent for minutes: no time-out once the connection stands.
-    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=10),
+    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=10), mounts=DIRECT,
                         verify=trusting(certificate) if certificate else True)
 
 
@@ -99,7 +106,7 @@ def _questions(prompt: str) -> Iterator[str]:
     if prompt:
         yield prompt
     elif not sys.stdin.isatty():
-        if text := sys.stdin.read().strip():
+        if text := sys.stdin.buffer.read().decode(errors="replace").strip():
             yield text
     else:
         import readline  # noqa: F401  # editing and history in input()

@@ -132,8 +132,23 @@ def logs(name: str | None, lines: int, follow: bool, level: str) -> None:
     """Show the engine's log of the instance NAME (or the only one). Exit codes: 0 · 64 not running."""
     from llamaops.serve import control
 
-    for line in control.follow(_socket(the_one(name)), "logs", lines=lines, follow=follow, level=level):
-        click.echo(line)
+    try:
+        for line in control.follow(_socket(the_one(name)), "logs", lines=lines, follow=follow, level=level):
+            click.echo(line)
+    except NotRunning as exc:
+        raise _with_last_log(exc, name) from exc
+
+
+def _with_last_log(exc: NotRunning, name: str | None) -> NotRunning:
+    """Say where the logs of instances that have ended are: that is when one wants them."""
+    import os
+
+    from llamaops.dirs import find_dirs
+
+    kept = [str(file) for file in sorted(find_dirs(os.environ).state.glob(f"{name or '*'}/engine.log"))]
+    if not kept:
+        return exc
+    return NotRunning(exc.what, where=exc.where, why=exc.why, fix=f"of the last run: {', '.join(kept)}")
 
 
 def instance_urls() -> dict[str, tuple[str, str | None]]:

@@ -22,7 +22,7 @@ from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineFailed, UsageError
-from llamaops.serve.instance import Instance, hold
+from llamaops.serve.instance import Instance, check_free, hold
 from llamaops.serve.listening import listen
 from llamaops.serve.service import Job, Service
 from llamaops.serve.tls import load_tls
@@ -45,6 +45,8 @@ def up(options: Options) -> int:
     """Serve a profile in the foreground and return the exit code."""
     _configure_log(options)
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
+        signal.signal(signal.SIGHUP, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
     load_tls(profile.serve.tls)  # a wrong file is told before the long work
     runtime, log_path = find_dirs(os.environ).runtime, _log_folder(profile) / "engine.log"
@@ -103,6 +105,7 @@ def detach(options: Options) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
     load_tls(profile.serve.tls)
+    check_free(find_dirs(os.environ).runtime, profile.name)
     listen(profile.serve).close()
     prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline,
                     consent=asker())

@@ -133,13 +133,22 @@ def _lock(instance: Instance) -> int:
     until = time.monotonic() + _LOCK_PATIENCE_S
     while (lock := _try_lock(instance)) is None:
         if time.monotonic() > until:
-            pid = holder(instance.folder)
-            raise LockHeld(
-                f"{instance.name} is running already", where=f"pid {pid}" if pid else str(instance.folder),
-                fix=f"llamaops stop {instance.name}, or give this one another name: --set name=…",
-            )
+            raise _taken(instance)
         time.sleep(0.02)
     return lock
+
+
+def check_free(runtime: Path, name: str) -> None:
+    """Raise LockHeld, naming the pid, when an instance of that name runs."""
+    found = locate(runtime, name)
+    if holder(found.folder) is not None:
+        raise _taken(found)
+
+
+def _taken(instance: Instance) -> LockHeld:
+    pid = holder(instance.folder)
+    return LockHeld(f"{instance.name} is running already", where=f"pid {pid}" if pid else str(instance.folder),
+                    fix=f"llamaops stop {instance.name}, or give this one another name: --set name=…")
 
 
 def _try_lock(instance: Instance) -> int | None:

@@ -98,6 +98,8 @@ class Service:
         self._reload_lock = asyncio.Lock()
         self._queued_reload: asyncio.Task[str] | None = None
         self._hangups: set[asyncio.Task[None]] = set()
+        self._terminal = [fd for fd in (0, 1, 2) if os.isatty(fd)]
+        self._ends_with_terminal = True
         self._signalled: int | None = None
         self._served = False
 
@@ -236,6 +238,7 @@ class Service:
             signal.SIGINT: lambda: self._on_signal(signal.SIGINT),
             signal.SIGHUP: self._on_hangup,
         }
+        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         for number, action in actions.items():
             loop.add_signal_handler(number, action)
         try:
@@ -253,6 +256,12 @@ class Service:
         self._supervisor.stop(reason)
 
     def _on_hangup(self) -> None:
+        """Reload, unless it was the terminal that hung up: then stop, as everything else there does (not under nohup).
+        """
+        if any(not os.isatty(fd) for fd in self._terminal):
+            if self._ends_with_terminal:
+                self._on_signal(signal.SIGHUP)
+            return
         task = asyncio.create_task(self._reload_and_log())
         self._hangups.add(task)
         task.add_done_callback(self._hangups.discard)

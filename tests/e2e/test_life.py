@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -30,6 +32,63 @@ def test_started_in_a_shells_session_it_stops_with_the_foreground_group(up: Up, 
     os.killpg(running.process.pid, number)
     assert running.process.wait(60) == 0, running.stderr.read_text()
     assert gone(family)
+
+
+def test_a_terminal_that_goes_away_stops_it(env: dict[str, str], model_path: str) -> None:
+    command = " ".join([*LLAMAOPS, "up", str(QUICKSTART), "--set", "serve.port=0"])
+    shell, terminal = pty.fork()
+    if shell == 0:
+        os.execvpe("sh", ["sh", "-c", f"{command}; echo ended"], env)
+    said = b""
+    while not re.search(rb"(?m)^http://127.0.0.1:\d+\r?$", said):
+        said += os.read(terminal, 4096)
+    family = descendants(shell)
+    assert "llama-server" in [p.name() for p in family]
+    os.close(terminal)
+    await_true(lambda: gone(family), what="llamaops and its engine are gone")
+    os.waitpid(shell, 0)
+
+
+def test_nohup_outlives_its_terminal(env: dict[str, str], model_path: str, tmp_path: Path) -> None:
+    command = " ".join(["nohup", *LLAMAOPS, "up", str(QUICKSTART), "--set", "serve.port=0"])
+    out = tmp_path / "out"
+    shell, terminal = pty.fork()
+    if shell == 0:
+        os.execvpe("sh", ["sh", "-c", f"{command} >{out} 2>{out}.err & wait"], env)
+    await_true(lambda: out.exists() and out.read_text().endswith("\n"), what="it serves")
+    family = [p for p in descendants(shell) if p.name() != "nohup"]
+    os.close(terminal)
+    os.waitpid(shell, 0)
+    url = out.read_text().split()[-1]
+    assert httpx.get(f"{url}/readyz").status_code == 200
+    done = subprocess.run([*LLAMAOPS, "stop"], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    await_true(lambda: gone(family), what="llamaops and its engine are gone")
+
+
+def test_a_second_detached_one_is_told_of_the_first(up: Up) -> None:
+    running = up()
+    done = running.cli("up", str(QUICKSTART), "--detach")
+    assert done.returncode == 75
+    assert "running already" in done.stderr
+    assert str(running.process.pid) in done.stderr
+
+
+def test_chat_goes_past_the_proxy_to_this_machine(up: Up) -> None:
+    running = up()
+    proxied = running.env | {"http_proxy": "http://127.0.0.1:9", "all_proxy": "http://127.0.0.1:9"}
+    done = subprocess.run([*LLAMAOPS, "chat", "Say hello.", "--max-tokens", "4"], env=proxied, capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_logs_name_the_file_once_the_instance_has_ended(up: Up) -> None:
+    running = up()
+    assert running.cli("stop").returncode == 0
+    done = running.cli("logs", "quickstart")
+    assert done.returncode == 64
+    assert Path(done.stderr.split("last run: ")[1].strip()).read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may lift a session")

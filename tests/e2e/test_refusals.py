@@ -90,3 +90,22 @@ def test_unknown_flag_is_named_before_the_start(env: dict[str, str], engine_path
 
 def test_traceback_only_with_debug(env: dict[str, str]) -> None:
     assert "Traceback" in llamaops("--debug", "up", "nowhere.yaml", env=env).stderr
+
+
+def test_what_the_system_refuses_is_told_without_a_traceback(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*LLAMAOPS, "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, "no room is left to write" in done.stderr) == (75, True), done.stderr
+    assert "Traceback" not in done.stderr
+    (tmp_path / "file").touch()
+    state = os.environ | {"XDG_STATE_HOME": str(tmp_path / "file" / "state")}
+    done = subprocess.run([*LLAMAOPS, "up", str(QUICKSTART)], env=state, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "the system refused" in done.stderr, str(tmp_path) in done.stderr) == (70, True, True)
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_refuses_what_it_can_not_send() -> None:
+    for words, says in ((["--temperature", "nan"], "takes a number"), (["--api-key", "é"], "can't be sent")):
+        done = subprocess.run([*LLAMAOPS, "chat", *words, "http://127.0.0.1:9", "hi"], capture_output=True, text=True,
+                              timeout=120)
+        assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from llamaops.dirs import private_dir
 from llamaops.errors import LockHeld, NotPermitted
 from llamaops.serve.instance import MAX_SOCKET_PATH, await_gone, hold, holder, list_instances, locate
 
@@ -116,3 +117,14 @@ def test_the_mark_is_alike_from_run_to_run_after_a_crash(tmp_path: Path) -> None
     first = locate(tmp_path, "qwen").mark
     with hold(tmp_path, "qwen") as instance:
         assert instance.mark == first
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o707])
+def test_a_folder_below_one_that_everybody_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(mode)
+    with pytest.raises(NotPermitted, match=r"(?s)folder above is not safe.*everybody may write"):
+        private_dir(above / "runtime")
+    above.chmod(mode | stat.S_ISVTX)  # as /tmp: there nobody can rename what is another's
+    assert private_dir(above / "runtime").is_dir()
