@@ -45,6 +45,10 @@ class Instance:
         info = self.folder.stat()
         return f"{self.folder}@{info.st_dev}:{info.st_ino}"
 
+    def is_there(self) -> bool:
+        """Tell whether the folder and the lock in it are still there, while this instance runs."""
+        return (self.folder / "lock").exists()
+
     def engine_socket(self, generation: int) -> Path:
         """Where the engine of this generation listens."""
         return self.sockets / f"engine-{generation}.sock"

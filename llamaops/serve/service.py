@@ -102,6 +102,7 @@ class Service:
         self._ends_with_terminal = True
         self._signalled: int | None = None
         self._served = False
+        self._lost: EngineFailed | None = None
 
     async def run(self) -> int:
         """Serve until stopped and return the exit code: 0, or 130/143 when a signal came before anything was served.
@@ -119,6 +120,8 @@ class Service:
             finally:
                 control.close()
                 self._log.close()
+        if self._lost:
+            raise self._lost
         return 128 + self._signalled if self._signalled and not self._served else 0
 
     async def _serve(self) -> None:
@@ -142,7 +145,8 @@ class Service:
         gc.enable()
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
         helpers = [asyncio.create_task(work) for work in (
-            self._tell_ready(), self._check_threads(), self._try_changed_profile(), self._observer.run(),
+            self._tell_ready(), self._check_threads(), self._try_changed_profile(), self._watch_folder(),
+            self._observer.run(),
             self._loop_watch.run(), notify.feed_watchdog(os.environ, os.getpid()))]
         try:
             await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
@@ -224,6 +228,17 @@ class Service:
             if self._supervisor.state is State.FAILED:
                 log.info("the profile has changed: trying again")
                 await self._reload_and_log()
+
+    async def _watch_folder(self) -> None:
+        """End when somebody removes the instance's folder: nothing can reach the engine or find us any more."""
+        while self._instance.is_there():  # noqa: ASYNC110 - the file system sends no event that holds everywhere
+            await asyncio.sleep(PROFILE_LOOK_S)
+        self._lost = EngineFailed(
+            "the instance's folder was removed", where=str(self._instance.folder),
+            why="with it went the sockets through which the engine and this instance are reached",
+            fix="start it again; where a logout removes the folder: loginctl enable-linger, or set XDG_RUNTIME_DIR")
+        log.error("the instance's folder %s was removed: stopping", self._instance.folder)
+        self._stop("the instance's folder was removed")
 
     async def _check_threads(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -64,6 +65,16 @@ def test_nohup_outlives_its_terminal(env: dict[str, str], model_path: str, tmp_p
     done = subprocess.run([*LLAMAOPS, "stop"], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     await_true(lambda: gone(family), what="llamaops and its engine are gone")
+
+
+def test_it_ends_when_its_folder_is_removed(up: Up) -> None:
+    running = up()
+    family = descendants(running.process.pid)
+    shutil.rmtree(Path(running.env["XDG_RUNTIME_DIR"]) / "llamaops")
+    assert running.process.wait(120) == 70
+    assert "folder was removed" in running.stderr.read_text()
+    assert "enable-linger" in running.stderr.read_text()
+    assert gone(family)
 
 
 def test_a_second_detached_one_is_told_of_the_first(up: Up) -> None:
