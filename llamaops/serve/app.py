@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from llamaops.core.profile import Profile
+from llamaops.core.profile_types import is_loopback
 from llamaops.serve import requestlog
 from llamaops.serve.admission import Admission
 from llamaops.serve.auth import KeyRing, presented_key
 from llamaops.serve.call import Call, ClientGone, Message, Receive, Refusal, Send
-from llamaops.serve.cors import cors_headers, preflight_headers
+from llamaops.serve.cors import cors_headers, foreign_page, preflight_headers
 from llamaops.serve.metrics import RequestMetrics
 from llamaops.serve.page import GUARDS, PATHS, page_file
 from llamaops.serve.relay import Relay, RelayLimits, check_model
@@ -41,12 +42,14 @@ _OPEN = frozenset({*PATHS, b"/healthz", b"/readyz"})  # no key needed: they say 
 class RelayConfig:
     """How the relay listens to its clients; all of it can change at reload. Sizes in bytes, times in seconds.
 
-    ``ping_interval_s``: a stream that has been silent so long gets its headers and a comment line; None never.
+    ``keyless_local``: anything on this machine may ask, so foreign web pages must be told apart. ``ping_interval_s``: a
+    stream that has been silent so long gets its headers and a comment line; None never.
     """
 
     model: str
     aliases: tuple[str, ...] = ()
     keys: KeyRing | None = None
+    keyless_local: bool = False
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 << 20
     slots: int = 1
@@ -61,6 +64,7 @@ class RelayConfig:
         serve = profile.serve
         return cls(
             model=profile.name, aliases=profile.model.aliases, keys=keys, cors_origins=serve.cors_origins,
+            keyless_local=keys is None and is_loopback(serve.host) and not serve.allow_insecure,
             max_body_bytes=int(serve.max_body_mib * (1 << 20)), slots=slots, queue_depth=serve.queue.depth,
             queue_per_key=serve.queue.per_key, queue_timeout_s=serve.queue.timeout_s,
         )
@@ -151,6 +155,10 @@ class App:
 
     def _authenticate(self, call: Call) -> None:
         keys = self._config.keys
+        if self._config.keyless_local and (why := foreign_page(call.headers, self._config.cors_origins)):
+            raise Refusal(403, f"this looks like a web page that may not call here: {why}. Allow it with "
+                          "serve.cors_origins, use serve.api_keys, or set serve.allow_insecure: true",
+                          kind="invalid_request_error", code="foreign_page")
         if keys is None:
             return
         presented = presented_key(call.headers)

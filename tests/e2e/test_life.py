@@ -77,6 +77,16 @@ def test_it_ends_when_its_folder_is_removed(up: Up) -> None:
     assert gone(family)
 
 
+def test_other_pages_of_the_browser_can_not_use_it(up: Up) -> None:
+    url = up().url
+    body = {"prompt": "Hi", "max_tokens": 1}
+    for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
+        refused = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=120)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_page")
+    assert httpx.get(f"{url}/status", headers={"host": "evil.example"}).status_code == 403
+    assert httpx.post(f"{url}/v1/completions", json=body, headers={"origin": url}, timeout=120).status_code == 200
+
+
 def test_a_second_detached_one_is_told_of_the_first(up: Up) -> None:
     running = up()
     done = running.cli("up", str(QUICKSTART), "--detach")
