@@ -47,6 +47,7 @@ def test_a_terminal_that_goes_away_stops_it(env: dict[str, str], model_path: str
     assert "llama-server" in [p.name() for p in family]
     os.close(terminal)
     await_true(lambda: gone(family), what="llamaops and its engine are gone")
+    os.kill(shell, signal.SIGKILL)
     os.waitpid(shell, 0)
 
 
@@ -59,6 +60,7 @@ def test_nohup_outlives_its_terminal(env: dict[str, str], model_path: str, tmp_p
     await_true(lambda: out.exists() and out.read_text().endswith("\n"), what="it serves")
     family = [p for p in descendants(shell) if p.name() != "nohup"]
     os.close(terminal)
+    os.kill(shell, signal.SIGKILL)
     os.waitpid(shell, 0)
     url = out.read_text().split()[-1]
     assert httpx.get(f"{url}/readyz").status_code == 200
