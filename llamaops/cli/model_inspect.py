@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamaops.cli.model_ref import REF, as_json, model_of, source_of
+from llamaops.cli.console import make_progress
+from llamaops.cli.model_ref import REF, as_json, model_of, profile_of, source_of
 from llamaops.errors import ModelUnavailable
 
 if TYPE_CHECKING:
@@ -66,19 +67,22 @@ def _look(ref: str, *, offline: bool) -> Seen:
     from llamaops.core.memory import available_memory
     from llamaops.host import probe_host
 
-    model, variants = _checkpoint(ref) or (None if offline else _remote(ref)) or (model_of(ref, offline=True), ())
+    model, variants = (None if offline else _remote(ref)) or _here(ref)
     available, bound = available_memory(probe_host(), None)
     variants = variants or tuple(estimated(model))
     return Seen(model, needs(model, available), fits(model, variants, available), available, bound)
 
 
-def _checkpoint(ref: str) -> tuple[Model, tuple[Any, ...]] | None:
-    """Look at a folder in Hugging Face format, which has no GGUF yet."""
+def _here(ref: str) -> tuple[Model, tuple[Any, ...]]:
+    """Look at what is on this disk; at a model in Hugging Face format as it is, for looking converts nothing."""
     from llamaops.acquire.look import look_at_folder
+    from llamaops.dirs import find_dirs
+    from llamaops.provide import fetch
 
-    folder = Path(ref.removeprefix("path:")).expanduser()
-    looked = look_at_folder(folder.absolute()) if folder.is_dir() else None
-    return (looked.model, looked.variants) if looked else None
+    section = profile_of(ref).model
+    path = fetch(section.source, find_dirs(os.environ).cache, make_progress(), offline=True, sha256=section.sha256)
+    looked = look_at_folder(path) if path.is_dir() else None
+    return (looked.model, looked.variants) if looked else (model_of(ref, offline=True), ())
 
 
 def _remote(ref: str) -> tuple[Model, tuple[Any, ...]] | None:
@@ -91,7 +95,7 @@ def _remote(ref: str) -> tuple[Model, tuple[Any, ...]] | None:
 
     if ref.endswith((".yaml", ".yml")):
         try:
-            return model_of(ref, offline=True), ()
+            return _here(ref)
         except ModelUnavailable:
             ref = load_profile(Path(ref)).model.source
     source = parse_source(source_of(ref))

@@ -28,11 +28,11 @@ def model_of(ref: str, *, offline: bool, sha256: str | None = None, quantize: st
     ``quantize`` asks for a type beside what a profile says; ``yes`` agrees to installing what converting takes.
     """
     from llamaops.dirs import find_dirs
-    from llamaops.prepare import acquire_engine, load_profile
+    from llamaops.prepare import acquire_engine
     from llamaops.provide import acquire_model, fetch
 
     progress, cache = make_progress(), find_dirs(os.environ).cache
-    profile = load_profile(Path(ref)) if ref.endswith((".yaml", ".yml")) else _bare_profile(source_of(ref), sha256)
+    profile = profile_of(ref, sha256)
     if quantize is not None:
         profile = profile.model_copy(update={"model": profile.model.model_copy(update={"quantize": quantize.upper()})})
     section = profile.model
@@ -41,10 +41,14 @@ def model_of(ref: str, *, offline: bool, sha256: str | None = None, quantize: st
     return acquire_model(profile, engine, progress, offline=offline, consent=asker(yes))
 
 
-def _bare_profile(source: str, sha256: str | None) -> Profile:
+def profile_of(ref: str, sha256: str | None = None) -> Profile:
+    """Return the profile that REF is, or one that has nothing but REF as its source. Raises ModelUnavailable."""
     from llamaops.core.profile import ModelSection, Profile
+    from llamaops.prepare import load_profile
 
-    return Profile(name="model", model=ModelSection(source=source, sha256=sha256))
+    if ref.endswith((".yaml", ".yml")):
+        return load_profile(Path(ref))
+    return Profile(name="model", model=ModelSection(source=source_of(ref), sha256=sha256))
 
 
 def source_of(ref: str) -> str:

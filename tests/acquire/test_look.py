@@ -93,7 +93,9 @@ def test_a_checkpoint_tells_by_configuration_and_headers(hub: FakeHub, tmp_path:
 def test_a_checkpoint_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "model.safetensors").write_bytes(safetensors("F16", [896, 100]))
-    for ref in (str(tmp_path), f"path:{tmp_path}"):
+    profile = tmp_path / "p.yaml"
+    profile.write_text(f"model: {{source: 'path:{tmp_path}'}}\n")
+    for ref in (str(tmp_path), f"path:{tmp_path}", str(profile)):
         assert run(["model", "inspect", "--json", "--offline", ref]) == 0
         document = json.loads(capsys.readouterr().out)
         assert (document["architecture"], document["parameters"], document["quant"]) == ("qwen2", 89600, "F16")
