@@ -27,9 +27,20 @@ def profile(folder: Path, name: str, source: str, quantize: str | None) -> Path:
     return path
 
 
-def pull(path: Path) -> Path:
+@pytest.fixture
+def env(env: dict[str, str], tmp_path: Path, engine_path: str) -> dict[str, str]:
+    """Return an environment in which models are made anew, while what takes minutes to have is the user's own."""
+    users, cache = find_dirs(os.environ).cache, tmp_path / "cache"
+    for name in ("engines", "downloads", "converters", "calibration", "models/wheel"):
+        (users / name).mkdir(parents=True, exist_ok=True)
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).symlink_to(users / name)
+    return env | {"LLAMAOPS_CACHE": str(cache)}
+
+
+def pull(path: Path, env: dict[str, str]) -> Path:
     """Fetch and make the profile's model; the converter's packages are installed the first time on a machine."""
-    done = subprocess.run([*LLAMAOPS, "model", "pull", str(path), "--yes"], stdout=subprocess.PIPE, text=True,
+    done = subprocess.run([*LLAMAOPS, "model", "pull", str(path), "--yes"], stdout=subprocess.PIPE, text=True, env=env,
                           timeout=3000)
     assert done.returncode == 0
     return Path(done.stdout.strip())
@@ -46,11 +57,12 @@ def cosine(a: list[float], b: list[float]) -> float:
 
 
 @pytest.mark.timeout(3600)
-def test_an_embedding_model_in_two_types(up: Up, tmp_path: Path) -> None:
+def test_an_embedding_model_in_two_types(up: Up, tmp_path: Path, env: dict[str, str]) -> None:
     found = {}
     for quantize in (None, "Q8_0"):
         path = profile(tmp_path, f"bert-{quantize}", BERT, quantize)
-        made = pull(path)
+        made = pull(path, env)
+        assert made.is_relative_to(tmp_path)
         assert (quantize or "F16") in made.name
         running = up(profile=path)
         found[quantize] = embeddings(running.url)
@@ -66,11 +78,15 @@ def test_an_embedding_model_in_two_types(up: Up, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(3600)
 def test_a_qwen2_with_the_real_vocabulary_is_converted_quantized_and_served(
-    up: Up, tmp_path: Path, vocabulary: Path
+    up: Up, tmp_path: Path, env: dict[str, str], vocabulary: Path
 ) -> None:
     folder = write_qwen2(tmp_path / "Tiny Qwen2", vocabulary)
     path = profile(tmp_path, "qwen", f"path:{folder}", "Q4_K_M")
-    made = pull(path)
+    looked = subprocess.run([*LLAMAOPS, "model", "inspect", "--json", str(path)], env=env, check=True, text=True,
+                            stdout=subprocess.PIPE, timeout=120)
+    assert json.loads(looked.stdout)["architecture"] == "qwen2"
+    assert not (tmp_path / "cache" / "models" / "converted").exists(), "looking converts nothing"
+    made = pull(path, env)
     record = json.loads(made.with_suffix(".json").read_text())
     assert record["type"] == "Q4_K_M"
     running = up(profile=path)
@@ -81,7 +97,7 @@ def test_a_qwen2_with_the_real_vocabulary_is_converted_quantized_and_served(
     with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body, timeout=120) as response:
         lines = [line for line in response.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
-    assert pull(path) == made  # nothing is made twice
+    assert pull(path, env) == made  # nothing is made twice
     done = running.cli("model", "quantize", str(folder), "q4_k_m", "--json")
     assert (done.returncode, json.loads(done.stdout)["path"]) == (0, str(made)), done.stderr
     unknown = running.cli("model", "quantize", str(folder), "Q9_Z")
