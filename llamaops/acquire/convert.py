@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import shutil
-import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +25,7 @@ from llamaops.cache import (
     write_json,
 )
 from llamaops.child import run
+from llamaops.core.checkpoint import CheckpointError, header_length, read_tensors
 from llamaops.core.checkpoint_names import INDEX, checkpoint_files, is_whole
 from llamaops.core.conversion import (
     BYTES_PER_PARAMETER,
@@ -37,8 +36,6 @@ from llamaops.core.conversion import (
 from llamaops.core.progress import Bar, Progress
 from llamaops.errors import ModelUnavailable
 
-MAX_HEADER_BYTES = 100_000_000
-"""The safetensors format's own limit."""
 _WRITTEN = re.compile(r"Writing:\s+(\d+)%")
 
 
@@ -208,20 +205,19 @@ def _parameters(path: Path) -> int:
     """Count a safetensors file's elements, and see that it is as long as its header says."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+        try:
+            length = header_length(file.read(8))
+        except CheckpointError:
+            length = size
+        if not 2 <= length <= size - 8:
             _damaged(path, "it is no safetensors file (a pointer of Git LFS?)" if size < 1000 else "its header is cut")
-        text = file.read(length)
-    try:
-        entries = [entry for name, entry in json.loads(text).items() if name != "__metadata__"]
-        end = max((entry["data_offsets"][1] for entry in entries), default=0)
-        count = int(sum(math.prod(entry["shape"]) for entry in entries))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        _damaged(path, "its header is no description of tensors")
-    if 8 + length + end != size:
-        _damaged(path, f"it has {size} bytes, its header says {8 + length + end}")
-    return count
+        try:
+            tensors = read_tensors(file.read(length))
+        except CheckpointError:
+            _damaged(path, "its header is no description of tensors")
+    if 8 + length + tensors.data_bytes != size:
+        _damaged(path, f"it has {size} bytes, its header says {8 + length + tensors.data_bytes}")
+    return sum(tensors.elements.values())
 
 
 def _damaged(path: Path, why: str) -> NoReturn:

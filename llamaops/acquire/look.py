@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llamaops.core.checkpoint import CheckpointError, count_parameters, header_length, model_of
+from llamaops.core.checkpoint import CheckpointError, header_length, model_of, read_tensors
 from llamaops.core.checkpoint_names import CONFIGS, checkpoint_files
 from llamaops.core.fits import Variant
 from llamaops.core.gguf_header import Header, HeaderError, MoreNeededError, parse_header, to_model
@@ -128,7 +128,7 @@ def _look_at_checkpoint(where: str, sizes: Mapping[str, int], files: tuple[str, 
     try:
         for name in weights:
             length = header_length(read(name, 0, 8)[0])
-            for kind, count in count_parameters(read(name, 8, 8 + length)[0]).items():
+            for kind, count in read_tensors(read(name, 8, 8 + length)[0]).elements.items():
                 elements[kind] = elements.get(kind, 0) + count
         size = sum(sizes[name] for name in weights)
         model = model_of(_small(read, sizes, config), elements, where, size)

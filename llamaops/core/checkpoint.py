@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 from llamaops.core.model import Model
 
-MAX_HEADER = 100 << 20
+MAX_HEADER = 100_000_000
 """The longest header that the safetensors library itself accepts."""
 _QUANTS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 
@@ -26,17 +27,26 @@ def header_length(start: bytes) -> int:
     return length
 
 
-def count_parameters(header: bytes) -> dict[str, int]:
-    """Return the elements of each data type in a safetensors file."""
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What a safetensors file holds: the elements of each data type, and the bytes of data its header speaks of."""
+
+    elements: dict[str, int]
+    data_bytes: int
+
+
+def read_tensors(header: bytes) -> Tensors:
+    """Read the JSON at the begin of a safetensors file. Raises CheckpointError."""
+    elements: dict[str, int] = {}
+    end = 0
     try:
-        tensors = json.loads(header)
-        out: dict[str, int] = {}
-        for name, tensor in tensors.items():
+        for name, tensor in json.loads(header).items():
             if name != "__metadata__":
-                out[tensor["dtype"]] = out.get(tensor["dtype"], 0) + prod(int(n) for n in tensor["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+                elements[tensor["dtype"]] = elements.get(tensor["dtype"], 0) + prod(int(n) for n in tensor["shape"])
+                end = max(end, int(tensor.get("data_offsets", (0, 0))[1]))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as exc:
         raise CheckpointError(f"the header of the safetensors is broken: {exc}") from exc
-    return out
+    return Tensors(elements, end)
 
 
 def model_of(config: bytes, elements: Mapping[str, int], path: str, size_bytes: int) -> Model:
