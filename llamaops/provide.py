@@ -127,7 +127,7 @@ def fetch(
         case HubSource() as ref:
             from llamaops.acquire import hub
 
-            return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256, refresh=refresh, checkpoint=True)
+            return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256, refresh=refresh)
 
 
 def _quantized(model: Model, quant: str, engine: Engine | None, cache: Path, progress: Progress) -> Model:

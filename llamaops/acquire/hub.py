@@ -49,27 +49,26 @@ def fetch_hub(
     sha256: str | None,
     environ: Mapping[str, str] = os.environ,
     refresh: bool = False,
-    checkpoint: bool = False,
     cancel: threading.Event | None = None,
 ) -> Path:
     """Return the model file of a hub repository; of a split model its first part, with all others beside it.
 
-    With ``checkpoint``, a repository without GGUF is accepted where it holds safetensors: then the folder with the
-    files that converting needs is returned, and ``sha256`` does not apply.
+    Of a repository that has safetensors and no GGUF it is the folder with the files that converting needs, to which
+    ``sha256`` does not apply.
 
     What the cache has of that revision is used without asking the hub, so that a start never depends on it; ``refresh``
     asks. Cut downloads are continued, by the next run too; every file is checked. The token comes from ``HF_TOKEN`` or
     the hub's login file and is never shown. Raises ModelUnavailable or, for trouble that passes, TryAgain.
     """
     repo = find_repo(source, environ, cache)
-    here = None if refresh and not offline else _in_cache(repo, checkpoint)
+    here = None if refresh and not offline else _in_cache(repo)
     if here is None:
         if offline or is_offline(environ):
             raise ModelUnavailable(f"{source} is not in the cache", where=str(repo.folder),
                                    why="offline: nothing is fetched",
                                    fix=f"llamaops model pull {source}   (with a network)")
         with disk_trouble_is(ModelUnavailable, "the download", repo.folder), explained(repo):
-            here = _fetch(repo, cache, progress, checkpoint, cancel)
+            here = _fetch(repo, cache, progress, cancel)
     if not here.is_dir():
         _check_pinned(here, source, sha256)
     return here
@@ -78,7 +77,7 @@ def fetch_hub(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def _in_cache(repo: Repo, checkpoint: bool) -> Path | None:
+def _in_cache(repo: Repo) -> Path | None:
     """Return what is meant if this revision of it is here whole."""
     commit = repo.revision
     if not _COMMIT.fullmatch(commit):
@@ -91,14 +90,14 @@ def _in_cache(repo: Repo, checkpoint: bool) -> Path | None:
     try:
         first = choose(names, repo.source.file, repo.source.quant)
     except ChoiceError as exc:
-        wanted = checkpoint and not (repo.source.file or repo.source.quant or exc.candidates)
-        return snapshot if wanted and is_whole(names) else None
+        named = bool(repo.source.file or repo.source.quant or exc.candidates)
+        return snapshot if not named and is_whole(names) else None
     return snapshot / first if set(part_names(first)) <= set(names) else None
 
 
-def _fetch(repo: Repo, cache: Path, progress: Progress, checkpoint: bool, cancel: threading.Event | None) -> Path:
+def _fetch(repo: Repo, cache: Path, progress: Progress, cancel: threading.Event | None) -> Path:
     listing = list_files(repo, cancel)
-    names = _chosen(repo, listing, checkpoint)
+    names = _chosen(repo, listing)
     blobs = make_folder(repo.folder / "blobs")
     missing = [listing.files[name] for name in names if not (blobs / listing.files[name].etag).exists()]
     begun = sum(size_of(_partial(blobs, file)) for file in missing)
@@ -124,13 +123,13 @@ def _require_room(blobs: Path, need: int, cache: Path, later: int, source: HubSo
         require_room(cache, later, f"converting {source}", ModelUnavailable)
 
 
-def _chosen(repo: Repo, listing: Listing, checkpoint: bool) -> tuple[str, ...]:
+def _chosen(repo: Repo, listing: Listing) -> tuple[str, ...]:
     source, files = repo.source, listing.files
     try:
         names = part_names(choose(tuple(files), source.file, source.quant))
     except ChoiceError as exc:
         whole = () if exc.candidates or source.file else checkpoint_files(files)
-        if checkpoint and whole and source.quant is None:
+        if whole and source.quant is None:
             return whole
         raise _no_choice(repo, exc, bool(whole), listing.sizes) from None
     gone = [name for name in names if name not in files]
@@ -146,14 +145,10 @@ def _no_choice(repo: Repo, exc: ChoiceError, convertible: bool, sizes: Mapping[s
         fix = f"{verb} hf:{repo.source.repo}:{exc.near or exc.candidates[0]}"
         return ModelUnavailable(f"can't choose a file of {repo.source.repo}: {exc.reason}", where=repo.page,
                                 why=f"there are {listed(exc.candidates, sizes)}", fix=fix)
-    if convertible and repo.source.quant:
+    if convertible:
         return ModelUnavailable(f"{repo.source.repo} has safetensors, and no GGUF as {repo.source.quant}",
                                 where=repo.page, why="what is made here is named by model.quantize, not by the source",
                                 fix=f"model: {{source: hf:{repo.source.repo}, quantize: {repo.source.quant}}}")
-    if convertible:
-        return ModelUnavailable(f"{repo.source.repo} has safetensors but no GGUF", where=repo.page,
-                                why="converting is not part of this version",
-                                fix="give a repository with a ready GGUF; many models have one, named …-GGUF")
     return ModelUnavailable(f"{repo.source.repo} has no GGUF file", where=repo.page, fix="check model.source")
 
 

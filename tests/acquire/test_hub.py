@@ -45,10 +45,10 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def fetch(hub: FakeHub, tmp_path: Path, source: HubSource = SOURCE, *, offline: bool = False, sha256: str | None = None,
-          refresh: bool = False, checkpoint: bool = False, cancel: threading.Event | None = None) -> Path:  # fmt: skip
+          refresh: bool = False, cancel: threading.Event | None = None) -> Path:  # fmt: skip
     environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
     return fetch_hub(source, tmp_path, NoProgress(), offline=offline, sha256=sha256, environ=environ, refresh=refresh,
-                     checkpoint=checkpoint, cancel=cancel)
+                     cancel=cancel)
 
 
 def leftovers(tmp_path: Path) -> list[str]:
@@ -266,12 +266,6 @@ def test_what_can_not_be_chosen_is_listed(hub: FakeHub, tmp_path: Path, source: 
         fetch(hub, tmp_path, source)
 
 
-def test_safetensors_alone_ask_for_a_ready_gguf(hub: FakeHub, tmp_path: Path) -> None:
-    hub.files = {"model.safetensors": b"x", "config.json": b"{}"}
-    with pytest.raises(ModelUnavailable, match=r"(?s)safetensors but no GGUF.*ready GGUF"):
-        fetch(hub, tmp_path, HubSource("org/model"))
-
-
 CHECKPOINT = {
     "config.json": b'{"architectures": ["X"]}', "tokenizer.json": b"{}", "tokenizer_config.json": b"{}",
     "model.safetensors.index.json": b"{}", "model-00001-of-00002.safetensors": b"1" * 3000,
@@ -286,16 +280,16 @@ BESIDE = {
 def test_of_a_checkpoint_only_what_converting_needs(hub: FakeHub, tmp_path: Path) -> None:
     hub.files = {**CHECKPOINT, **BESIDE}
     source = HubSource("org/model")
-    folder = fetch(hub, tmp_path, source, checkpoint=True)
+    folder = fetch(hub, tmp_path, source)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == CHECKPOINT
     asked = len(hub.requests)
-    assert fetch(hub, tmp_path, source, checkpoint=True, offline=True) == folder
+    assert fetch(hub, tmp_path, source, offline=True) == folder
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelUnavailable, match="not in the cache"):
-        fetch(hub, tmp_path, source, checkpoint=True, offline=True)
+        fetch(hub, tmp_path, source, offline=True)
     assert len(hub.requests) == asked
     (folder.parents[1] / "blobs" / hub.etag("model-00002-of-00002.safetensors")).unlink()
-    assert fetch(hub, tmp_path, source, checkpoint=True) == folder, "the missing part is fetched, and nothing else"
+    assert fetch(hub, tmp_path, source) == folder, "the missing part is fetched, and nothing else"
     assert [Path(r.path).name for r in hub.requests[asked:] if r.method == "GET"][1:] == [
         "model-00002-of-00002.safetensors"
     ]
@@ -303,17 +297,17 @@ def test_of_a_checkpoint_only_what_converting_needs(hub: FakeHub, tmp_path: Path
 
 def test_a_quant_that_would_have_to_be_made_is_asked_for_in_the_profile(hub: FakeHub, tmp_path: Path) -> None:
     hub.files = {**CHECKPOINT}
-    fetch(hub, tmp_path, HubSource("org/model"), checkpoint=True)
+    fetch(hub, tmp_path, HubSource("org/model"))
     for refresh in (False, True):
         with pytest.raises(ModelUnavailable, match=r"(?s)no GGUF as Q4_K_M.*source: hf:org/model, quantize: Q4_K_M"):
-            fetch(hub, tmp_path, HubSource("org/model", quant="Q4_K_M"), checkpoint=True, refresh=refresh)
+            fetch(hub, tmp_path, HubSource("org/model", quant="Q4_K_M"), refresh=refresh)
 
 
 def test_a_ready_gguf_wins_over_a_checkpoint(hub: FakeHub, tmp_path: Path) -> None:
     hub.files |= CHECKPOINT
-    assert fetch(hub, tmp_path, checkpoint=True).name == "m-Q4_K_M.gguf"
+    assert fetch(hub, tmp_path).name == "m-Q4_K_M.gguf"
     with pytest.raises(ModelUnavailable, match="several models"):
-        fetch(hub, tmp_path, HubSource("org/model"), checkpoint=True, refresh=True)
+        fetch(hub, tmp_path, HubSource("org/model"), refresh=True)
 
 
 def test_a_branch_that_moves_meanwhile_is_fetched_at_the_commit_that_was_listed(hub: FakeHub, tmp_path: Path) -> None:
@@ -384,7 +378,7 @@ def test_room_for_converting_is_part_of_it(hub: FakeHub, tmp_path: Path, monkeyp
     hub.files = {**CHECKPOINT}
     asked: list[tuple[int, str]] = []
     monkeypatch.setattr(hub_module, "require_room", lambda _folder, need, what, _error: asked.append((need, what)))
-    fetch(hub, tmp_path, HubSource("org/model"), checkpoint=True)
+    fetch(hub, tmp_path, HubSource("org/model"))
     assert asked == [(sum(map(len, CHECKPOINT.values())) + 7500, "hf:org/model")]
 
 
