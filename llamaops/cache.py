@@ -134,6 +134,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def finished(path: Path) -> Path | None:
+    """Return ``path`` if it is as long as the record beside it, ``<stem>.json``, says; None while it is not made."""
+    try:
+        return path if path.stat().st_size == read_json(path.with_suffix(".json")).get("size_bytes") else None
+    except OSError:
+        return None
+
+
 def stamp(path: Path, sha256: str) -> dict[str, Any]:
     """Return what tells later that a file of this checksum is still the same, without reading it."""
     info = path.stat()

@@ -121,6 +121,15 @@ def read_part(
                 return _part(client, url, begin, end)
 
 
+def stated_size(url: str, where: str, error: type[Unavailable], cancel: threading.Event | None = None) -> int:
+    """Return how large a file on a server is. Raises ``error`` where it does not say, and as `transfer` does."""
+    size = read_part(url, {}, 0, 1, cancel)[1]
+    if size is None:
+        raise error("the server does not say how large the file is", where=where,
+                    why="it could not be checked for room, nor continued", fix="use another server")
+    return size
+
+
 @contextmanager
 def server_trouble_is(error: type[Unavailable], what: str, where: str) -> Iterator[None]:
     """Turn a refusal of a server that is no hub into ``error``, and what may pass into TryAgain."""

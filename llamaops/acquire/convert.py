@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 from llamaops.cache import (
     appearing,
     disk_trouble_is,
+    finished,
     locked,
     make_folder,
-    read_json,
     require_room,
     sha256_of,
     write_json,
@@ -87,11 +87,7 @@ def _stamp(path: Path) -> list[str | int]:
 
 def find_converted(work: Conversion, cache: Path, build: str | None) -> Path | None:
     """Return the cached result of `convert` for these files and this converter, or None."""
-    final = _target(work, cache, build)
-    try:
-        return final if final.stat().st_size == read_json(final.with_suffix(".json")).get("size_bytes") else None
-    except OSError:
-        return None
+    return finished(_target(work, cache, build))
 
 
 def convert(

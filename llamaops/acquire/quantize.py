@@ -16,20 +16,19 @@ from typing import Any
 from llamaops.cache import (
     appearing,
     disk_trouble_is,
+    finished,
     locked,
     make_folder,
-    read_json,
     require_room,
     sha256_of,
     write_json,
 )
 from llamaops.child import capture, run
+from llamaops.core.ggml_types import FULL
 from llamaops.core.model import Model
 from llamaops.core.progress import Bar, Progress
 from llamaops.errors import ModelUnavailable
 
-FULL = ("F32", "F16", "BF16")
-"""What llama-quantize is meant to start from; anything else loses quality twice."""
 _TYPE = re.compile(r"^\s*\d+\s+or\s+(\S+)\s*:\s*(.*)$", re.MULTILINE)
 _BITS = re.compile(r"(\d+)")
 _STEP = re.compile(r"^\[\s*(\d+)/\s*(\d+)\]")
@@ -71,13 +70,7 @@ def quantize(
 
 def find_quantized(model: Model, quant: str, cache: Path, engine_version: str | None) -> Path | None:
     """Return the cached result of `quantize` for this file, type and engine, or None."""
-    final = _target(model, _spelled(quant), cache, engine_version)
-    record = read_json(final.with_suffix(".json"))
-    try:
-        whole = final.stat().st_size == record.get("size_bytes")
-    except OSError:
-        return None
-    return final if whole else None
+    return finished(_target(model, _spelled(quant), cache, engine_version))
 
 
 def known_types(tool: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from llamaops.engine_binary import read_engine
 from llamaops.engine_source import unpack
 from llamaops.errors import EngineUnavailable
 from llamaops.recipe import MANIFEST, engines_folder
-from llamaops.transfer import Wanted, fetch_checked, read_part, server_trouble_is, size_of
+from llamaops.transfer import Wanted, fetch_checked, server_trouble_is, size_of, stated_size
 
 UNPACKED = 5
 """What a release takes unpacked, in the size of its archive; they compress to about a third."""
@@ -44,9 +44,7 @@ def _unpacked(source: UrlSource, sha256: str, work: Path, progress: Progress, ca
     """Return the folder with llama-server in it, unpacked below ``work``."""
     archive, tree, where = work / "archive", work / "tree", str(source)
     with server_trouble_is(EngineUnavailable, "the release", where):
-        size = read_part(source.url, {}, 0, 1, cancel)[1]
-        if size is None:
-            raise EngineUnavailable("the server does not say how large the release is", where=where)
+        size = stated_size(source.url, where, EngineUnavailable, cancel)
         require_room(work, size - size_of(archive) + UNPACKED * size, "the release", EngineUnavailable)
         wanted = Wanted("llama.cpp release", source.url, size, sha256, where, {})
         fetch_checked(wanted, archive, progress, EngineUnavailable, cancel)

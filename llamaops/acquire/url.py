@@ -10,7 +10,7 @@ from llamaops.core.gguf_names import PART
 from llamaops.core.progress import Progress
 from llamaops.core.source import UrlSource
 from llamaops.errors import ModelUnavailable
-from llamaops.transfer import Wanted, fetch_checked, read_part, server_trouble_is, size_of
+from llamaops.transfer import Wanted, fetch_checked, server_trouble_is, size_of, stated_size
 
 RECORD = "url.json"
 
@@ -52,18 +52,10 @@ def _fetch(source: UrlSource, folder: Path, sha256: str, progress: Progress, can
         here = _cached(folder)
         if here is None:
             final, partial = folder / source.name, folder / ".llamaops.incomplete"
-            size = _size(source, cancel)
+            size = stated_size(source.url, str(source), ModelUnavailable, cancel)
             require_room(folder, size - size_of(partial), f"{source}", ModelUnavailable)
             fetch_checked(Wanted(source.name, source.url, size, sha256, str(source), {}), partial, progress,
                           ModelUnavailable, cancel)
             here = partial.replace(final)
             write_json(folder / RECORD, {**stamp(final, sha256), "url": str(source)})
     return here
-
-
-def _size(source: UrlSource, cancel: threading.Event | None) -> int:
-    size = read_part(source.url, {}, 0, 1, cancel)[1]
-    if size is None:
-        raise ModelUnavailable("the server does not say how large the file is", where=str(source),
-                               why="it could not be checked for room, nor continued", fix="use another server")
-    return size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from llamaops.core.ggml_types import FULL
 from llamaops.core.memory import BYTES_PER_VALUE, LEAST_UBATCH, Sizes, sum_memory
 from llamaops.core.model import Model
 
@@ -16,7 +17,6 @@ BITS = {
     "Q3_K_M": 4.0, "Q2_K": 3.16,
 }  # fmt: skip
 """Bits per weight as llama-quantize makes them of an 8B model (tools/quantize); small models keep a little more."""
-FULL = ("F32", "BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True)

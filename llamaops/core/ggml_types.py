@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+FULL = ("F32", "F16", "BF16")
+"""What llama-quantize is meant to start from; anything else loses quality twice."""
+
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
