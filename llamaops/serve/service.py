@@ -49,6 +49,9 @@ READ_BACK_S = 60.0
 PROFILE_LOOK_S = 2.0
 """How often a failed instance looks whether its profile has changed."""
 
+FOLDER_LOOK_S = 2.0
+"""How often an instance looks whether its folder is still there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -99,7 +102,7 @@ class Service:
         self._queued_reload: asyncio.Task[str] | None = None
         self._hangups: set[asyncio.Task[None]] = set()
         self._terminal = [fd for fd in (0, 1, 2) if os.isatty(fd)]
-        self._ends_with_terminal = True
+        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # as under nohup
         self._signalled: int | None = None
         self._served = False
         self._lost: EngineFailed | None = None
@@ -146,8 +149,7 @@ class Service:
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
         helpers = [asyncio.create_task(work) for work in (
             self._tell_ready(), self._check_threads(), self._try_changed_profile(), self._watch_folder(),
-            self._observer.run(),
-            self._loop_watch.run(), notify.feed_watchdog(os.environ, os.getpid()))]
+            self._observer.run(), self._loop_watch.run(), notify.feed_watchdog(os.environ, os.getpid()))]
         try:
             await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done() and not supervising.done():
@@ -232,7 +234,7 @@ class Service:
     async def _watch_folder(self) -> None:
         """End when somebody removes the instance's folder: nothing can reach the engine or find us any more."""
         while self._instance.is_there():  # noqa: ASYNC110 - the file system sends no event that holds everywhere
-            await asyncio.sleep(PROFILE_LOOK_S)
+            await asyncio.sleep(FOLDER_LOOK_S)
         self._lost = EngineFailed(
             "the instance's folder was removed", where=str(self._instance.folder),
             why="with it went the sockets through which the engine and this instance are reached",
@@ -253,7 +255,6 @@ class Service:
             signal.SIGINT: lambda: self._on_signal(signal.SIGINT),
             signal.SIGHUP: self._on_hangup,
         }
-        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         for number, action in actions.items():
             loop.add_signal_handler(number, action)
         try:
@@ -271,8 +272,7 @@ class Service:
         self._supervisor.stop(reason)
 
     def _on_hangup(self) -> None:
-        """Reload, unless it was the terminal that hung up: then stop, as everything else there does (not under nohup).
-        """
+        """Reload, unless it was the terminal that hung up: then stop, as everything else there does."""
         if any(not os.isatty(fd) for fd in self._terminal):
             if self._ends_with_terminal:
                 self._on_signal(signal.SIGHUP)
