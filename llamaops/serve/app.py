@@ -24,7 +24,7 @@ from llamaops.serve.page import GUARDS, PATHS, page_file
 from llamaops.serve.relay import Relay, RelayLimits, check_model
 from llamaops.serve.requestlog import Record
 from llamaops.serve.routes import ROUTES, Route
-from llamaops.serve.traffic import Backend, Traffic, Unready
+from llamaops.serve.traffic import Backend, Traffic
 
 if TYPE_CHECKING:
     import ssl
@@ -81,7 +81,6 @@ class App:
     def __init__(
         self, backend: Backend, traffic: Traffic, config: RelayConfig, status: Callable[[], dict[str, object]]
     ) -> None:
-        self._backend = backend
         self._status = status
         self._created = int(time.time())
         self.admission = Admission(config.slots, config.queue_depth, config.queue_per_key)
@@ -186,10 +185,7 @@ class App:
         await call.answer(200, [_TEXT], b"ok\n")
 
     async def _readyz(self, call: Call) -> None:
-        endpoint = self._backend.endpoint()
-        if isinstance(endpoint, Unready):
-            raise Refusal(503, f"the engine is {endpoint.state}: {endpoint.reason}", kind="server_error",
-                          code="engine_unavailable", retry_after_s=endpoint.retry_after_s)
+        self.relay.endpoint()
         await call.answer(200, [_TEXT], b"ready\n")
 
     async def _metrics(self, call: Call) -> None:
