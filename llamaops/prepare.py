@@ -10,10 +10,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llamaops.acquire import calibrate, locate
-from llamaops.core.conversion import Consent
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.engine import Engine, compile_jobs
 from llamaops.core.launch import LaunchSpec, environment, launch, wrappers
@@ -27,6 +26,9 @@ from llamaops.dirs import find_dirs
 from llamaops.errors import EngineUnavailable, ModelUnavailable, UsageError
 from llamaops.host import probe_host
 from llamaops.provide import acquire_model, model_here, refuse
+
+if TYPE_CHECKING:
+    from llamaops.core.conversion import Consent
 
 T = TypeVar("T")
 MAX_PROFILE_BYTES = 1 << 20

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from llamaops.acquire import gguf_file
 from llamaops.cache import mark_used
-from llamaops.core.conversion import Consent
 from llamaops.core.engine import Engine
 from llamaops.core.model import Model
 from llamaops.core.profile import Profile
@@ -25,6 +24,7 @@ from llamaops.recipe import load_recipe
 
 if TYPE_CHECKING:
     from llamaops.acquire.convert import Conversion
+    from llamaops.core.conversion import Consent
 
 
 def refuse(_question: str) -> bool:

@@ -6,12 +6,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
 from llamaops.cli import colour
-from llamaops.core.conversion import Consent
 from llamaops.core.progress import Bar, Progress, Unit
+
+if TYPE_CHECKING:
+    from llamaops.core.conversion import Consent
 
 LINE_EVERY_S = 10.0
 """How often progress is told where lines are kept: a log, a pipe."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamaops.cli.console import asker, make_progress
+from llamaops.core.conversion import BYTES_PER_PARAMETER
 from llamaops.errors import ModelUnavailable
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @click.command()
 @click.argument("ref")
-@click.option("--type", "kind", type=click.Choice(["F32", "F16", "BF16", "Q8_0"], case_sensitive=False), default="F16",
+@click.option("--type", "kind", type=click.Choice(list(BYTES_PER_PARAMETER), case_sensitive=False), default="F16",
               show_default=True, help="Type of the weights; other types: llamaops model quantize.")
 @click.option("--mmproj", is_flag=True, help="The part that reads images or sound, for llama-server's --mmproj.")
 @click.option("--base", metavar="REF", help="REF is a LoRA adapter (PEFT) of this model.")

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-TYPES = ("F32", "F16", "BF16", "Q8_0")
-"""What the converter writes by itself; every other type is llama-quantize's work."""
 BYTES_PER_PARAMETER = {"F32": 4.0, "F16": 2.0, "BF16": 2.0, "Q8_0": 34 / 32}
+"""The types that the converter writes by itself; every other is llama-quantize's work."""
 
 
 Consent = Callable[[str], bool]
