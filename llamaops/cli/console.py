@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 10.0
 """How often progress is told where lines are kept: a log, a pipe."""
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines for people, on stderr."""
+    for line in lines:
+        click.echo(line, err=True)
 
 
 def make_progress() -> Progress:

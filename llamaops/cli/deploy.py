@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamaops.cli.console import say
 from llamaops.cli.deploy_host_tune import host_tune
 from llamaops.cli.run import profile_argument, set_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from llamaops.prepare import Planned
 
@@ -115,7 +116,7 @@ def install(profile: Path, overrides: tuple[str, ...], user: bool, run_as: str |
 
     place = units_in_place.find_place(os.environ, user=user)
     planned, units = _units(profile, overrides, user=user, run_as=run_as, socket=socket)
-    _say(units_in_place.install(place, planned.profile.name, units, start=now))
+    say(units_in_place.install(place, planned.profile.name, units, start=now))
 
 
 @systemd.command()
@@ -131,7 +132,7 @@ def uninstall(name: str, user: bool) -> None:
 
     from llamaops.deploy import install as units_in_place
 
-    _say(units_in_place.uninstall(units_in_place.find_place(os.environ, user=user), name))
+    say(units_in_place.uninstall(units_in_place.find_place(os.environ, user=user), name))
 
 
 @systemd.command()
@@ -228,7 +229,7 @@ def k8s(profile: Path, overrides: tuple[str, ...], output: Path | None, baseline
     files = kubernetes.render_kubernetes(
         planned.profile, profile.read_text(encoding="utf-8"), planned.plan, baseline=_level(baseline, planned),
         from_source=source_tree() is not None, overrides=overrides)
-    _say(f"note: {line}" for line in kubernetes.advice(planned.profile, planned.plan))
+    say(f"note: {line}" for line in kubernetes.advice(planned.profile, planned.plan))
     return _give_or_check(files, output, checking, main="base/deployment.yaml")
 
 
@@ -250,7 +251,7 @@ def _units(profile: Path, overrides: tuple[str, ...], *, user: bool, run_as: str
     where = profile.parent.resolve() / profile.name
     unit = deploy_unit(planned.profile, planned.plan, planned.engine, planned.model, where, user=user, run_as=run_as,
                        overrides=overrides, cgroup_version=planned.host.cgroup.version, environ=os.environ)
-    _say(f"note: {line}" for line in unit.advice)
+    say(f"note: {line}" for line in unit.advice)
     units = {unit_name(planned.profile): unit.text}
     if socket:
         units[socket_name(planned.profile)] = render_socket(planned.profile)
@@ -309,8 +310,3 @@ def _made(folder: Path | None) -> Path | None:
     except OSError as exc:
         raise UsageError("can't make the folder", where=str(folder), why=exc.strerror, fix="give another") from exc
     return folder
-
-
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(line, err=True)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamaops.cli.console import say
+
 if TYPE_CHECKING:
     from llamaops.deploy.install import Place
 
@@ -40,7 +42,7 @@ def install(now: bool) -> None:
     """
     from llamaops.deploy import install as units_in_place
 
-    _say(units_in_place.install(_place(), _name(), _units(), start=now))
+    say(units_in_place.install(_place(), _name(), _units(), start=now))
 
 
 @host_tune.command()
@@ -51,7 +53,7 @@ def uninstall() -> None:
     """
     from llamaops.deploy import install as units_in_place
 
-    _say([*units_in_place.uninstall(_place(), _name()),
+    say([*units_in_place.uninstall(_place(), _name()),
           "settings that are in force stay until: llamaops host tune revert"])
 
 
@@ -88,8 +90,3 @@ def _name() -> str:
     from llamaops.deploy.systemd import HOST_TUNE
 
     return Path(HOST_TUNE).stem
-
-
-def _say(lines: list[str]) -> None:
-    for line in lines:
-        click.echo(line, err=True)
