@@ -4,7 +4,8 @@
 
 The grid holds every combination of the tuner's own knobs (at most --knobs of them, those with the largest effect), each
 measured once a round, the order turned round every time. Both use the same requests and the same cost. Printed: the
-best of the grid, what the tuner chose and its cost in the grid, and both times.
+best of the grid, what the tuner keeps (its winner where the confirmation is sure, else the start profile) and what that
+cost in the grid, and both times, the tuner's without the confirmation.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("profile", nargs="?", type=Path, default=Path(servers.PROFILE))
     parser.add_argument("--noise", type=Noise.parse, default=Noise())
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--knobs", type=int, default=3)
+    parser.add_argument("--knobs", type=int, default=4)
     parser.add_argument("--objective", choices=["slo", "itl", "throughput"], default="slo")
     args = parser.parse_args()
     slo = load_profile(args.profile).slo
@@ -74,13 +75,15 @@ def main() -> None:
     costs = measure_grid(task, grid_of(found), args.rounds)
     seconds = time.monotonic() - began
     best = min(costs, key=costs.__getitem__)
-    share, behind = out.seconds / seconds, costs[out.point] / costs[best] - 1
+    kept = out.point if out.better else ()  # what is not surely better is not written
+    share, behind = out.seconds / seconds, costs[kept] / costs[best] - 1
     print(f"{environment()['cpu']}, {args.profile.name}, noise {args.noise}, objective {args.objective}")
     print(f"grid   {len(costs)} points x {args.rounds} rounds in {seconds:.0f} s; best: {tuner.name_of(best)}")
-    print(f"tuner  {out.runs} runs in {out.seconds:.0f} s ({share:.0%} of it): {tuner.name_of(out.point)}")
+    print(f"tuner  {out.runs} runs in {out.seconds:.0f} s ({share:.0%} of it); keeps: {tuner.name_of(kept)}")
     print(f"       {behind:+.1%} from the grid's best, by the grid's own measurements")
     if r := out.ratio:
-        print(f"       confirmed against the start profile: cost x {r.ratio:.3f} ({r.low:.3f} - {r.high:.3f})")
+        print(f"       {tuner.name_of(out.point)} against the start profile: cost x {r.ratio:.3f} "
+              f"({r.low:.3f} - {r.high:.3f}, {r.pairs} pairs)")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from llamaops.core.plan import Note, Plan, plan, plan_json
 from llamaops.core.profile import EngineSection, Profile, parse_profile
 from llamaops.core.progress import NoProgress, Progress
 from llamaops.core.serving import Calibration
-from llamaops.core.topology import Host
+from llamaops.core.topology import NOTHING_HELD, Held, Host
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineUnavailable, ModelUnavailable, UsageError
 from llamaops.host import probe_host
@@ -96,15 +96,15 @@ def build_engine(section: EngineSection, progress: Progress) -> Engine:
 
 
 def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, offline: bool = False,
-            affinity: CpuSet | None = None, consent: Consent = refuse) -> Planned:
+            affinity: CpuSet | None = None, held: Held = NOTHING_HELD, consent: Consent = refuse) -> Planned:
     """Make everything ready to launch: the engine, the model, the plan. Slow the first time, instant after.
 
     ``consent`` is asked before the converter's packages are installed. ``affinity`` stands for this process's own mask,
-    which it may have narrowed meanwhile.
+    which it may have narrowed meanwhile; ``held`` is what an engine holds that the planned one replaces.
     """
     engine = acquire_engine(profile, progress, may_build=may_build)
     model = acquire_model(profile, engine, progress, offline=offline, consent=consent)
-    host = probe_host(affinity=affinity)
+    host = probe_host(affinity=affinity).without(held)
     planned = plan(profile, host, model, engine)
     rates = _rates(profile, host, model, engine, planned, progress)
     return Planned(profile, host, model, engine, plan(profile, host, model, engine, rates) if rates else planned)

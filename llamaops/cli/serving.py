@@ -20,6 +20,7 @@ from llamaops import logs, prepare
 from llamaops.cli.console import asker, make_progress
 from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress
+from llamaops.core.topology import Held
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineFailed, UsageError
 from llamaops.serve.instance import Instance, check_free, hold
@@ -75,11 +76,11 @@ def make_job(planned: prepare.Planned) -> Job:
 def _run(planned: prepare.Planned, instance: Instance, sock: socket.socket, options: Options) -> int:
     import uvloop
 
-    def again() -> Job:
+    def again(held: Held) -> Job:
         """Prepare once more, for a reload, with the CPUs we came with: by now the relay may be pinned to a few."""
         profile = prepare.load_profile(options.profile, options.overrides)
         return make_job(prepare.prepare(profile, NoProgress(), may_build=options.may_build, offline=options.offline,
-                                        affinity=planned.host.affinity))
+                                        affinity=planned.host.affinity, held=held))
 
     async def main() -> int:
         return await Service(make_job(planned), instance, sock, profile=options.profile, prepare_again=again,

@@ -148,12 +148,14 @@ def sum_memory(model: Model | None, sizes: Sizes, available: int | None, *, lock
 
 
 def auto_prompt_cache_mib(model: Model | None, context: int, available: int | None) -> int:
-    """Return a prompt cache of two full contexts, at most 512 MiB and an eighth of what there is.
+    """Return a prompt cache of two full contexts, at most 512 MiB and about an eighth of what there is.
 
-    llama-server's own default of 8192 MiB is more than most machines here have; so it is always given.
+    llama-server's own default of 8192 MiB is more than most machines here have; so it is always given. The eighth is
+    rounded down to a power of two: what is free changes all the time, and a reload must not take that for a change.
     """
     two = 2 * kv_bytes(model, context, "f16", "f16") or MAX_PROMPT_CACHE // 2
-    room = available // 8 if available is not None else MAX_PROMPT_CACHE
+    eighth = available // 8 if available is not None else MAX_PROMPT_CACHE
+    room = 1 << (eighth.bit_length() - 1) if eighth else 0
     return min(two, room, MAX_PROMPT_CACHE) // MIB
 
 

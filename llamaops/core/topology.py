@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from llamaops.core.cpuset import CpuSet
@@ -90,6 +91,17 @@ class Rights:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Memory of an engine that ends: private bytes (file pages count as free already), and the nodes it is bound to."""
+
+    private_bytes: int = 0
+    nodes: CpuSet | None = None
+
+
+NOTHING_HELD = Held()
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """A machine as planning sees it. Every field may be unknown; CPUs are those of sysfs, usable or not."""
 
@@ -113,3 +125,14 @@ class Host:
     isa: frozenset[str] = frozenset()
     tools: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Absolute paths of the launch tools that exist: taskset, chrt, nice, numactl, setpriv."""
+
+    def without(self, held: Held) -> Host:
+        """Return the machine as it will be once what an engine holds is free again."""
+        group = self.cgroup
+        headroom = None if group.memory_headroom is None else min(group.memory_headroom + held.private_bytes,
+                                                                   group.memory_limit or sys.maxsize)
+        nodes = tuple(replace(node, mem_free=node.mem_free + held.private_bytes)
+                      if node.mem_free is not None and held.nodes == CpuSet.of([node.id]) else node
+                      for node in self.nodes)
+        available = None if self.mem_available is None else self.mem_available + held.private_bytes
+        return replace(self, mem_available=available, cgroup=replace(group, memory_headroom=headroom), nodes=nodes)

@@ -139,6 +139,12 @@ def _rss(root: Path, pid: int) -> int | None:
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if len(words) > 1 else None
 
 
+def private_bytes(pid: int, root: Path = Path("/")) -> int:
+    """Return the resident memory that no file backs: what is free again once the process has ended (proc(5), statm)."""
+    words = (_text(root / f"proc/{pid}/statm") or "").split()
+    return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE") if len(words) > 2 else 0
+
+
 # Reading files.
 
 

@@ -22,6 +22,7 @@ from llamaops.core.launch import LaunchSpec
 from llamaops.core.model import Model
 from llamaops.core.plan import Note, Placement, Plan
 from llamaops.core.profile import Profile
+from llamaops.core.topology import NOTHING_HELD, Held
 from llamaops.errors import EngineFailed, LlamaopsError, UsageError, WrongProfile
 from llamaops.serve import notify
 from llamaops.serve.auth import KeyRing, load_keys
@@ -30,6 +31,7 @@ from llamaops.serve.drift import DriftWatch
 from llamaops.serve.enginelog import EngineLog
 from llamaops.serve.instance import Instance
 from llamaops.serve.loopwatch import LoopWatch
+from llamaops.serve.readings import private_bytes
 from llamaops.serve.status import page_status
 from llamaops.serve.supervisor import MakeLaunch, Supervisor
 from llamaops.serve.threads import apply_priority, set_relay_priority
@@ -71,12 +73,13 @@ class Job:
 class Service:
     """Serves one job until told to stop; `run` is its whole life.
 
-    ``profile`` is the file that asks for it; ``prepare_again`` is called in a thread at a reload and returns the job
-    that it asks for now; ``announce`` is called once, with the base URL, when requests are served.
+    ``profile`` is the file that asks for it; ``prepare_again`` is called in a thread at a reload, with what the engine
+    holds, and returns the job that it asks for now; ``announce`` is called once, with the base URL, when requests are
+    served.
     """
 
     def __init__(self, job: Job, instance: Instance, sock: socket.socket, *, profile: Path,
-                 prepare_again: Callable[[], Job], announce: Callable[[str], object]) -> None:
+                 prepare_again: Callable[[Held], Job], announce: Callable[[str], object]) -> None:
         self._job = job
         self._instance = instance
         self._sock = sock
@@ -311,13 +314,14 @@ class Service:
                 notify.notify(os.environ, *notify.ready(f"serving at {self.url}"))
 
     async def _reload(self) -> str:
-        job = await asyncio.to_thread(self._prepare_again)
+        held = self._held()
+        job = await asyncio.to_thread(self._prepare_again, held)
         self._check_fixed(job.profile)
         keys, tls = load_keys(job.profile.serve.api_keys, os.environ), load_tls(job.profile.serve.tls)
         down = self._supervisor.state in (State.BACKOFF, State.FAILED)
         if down or job.launch("-", None) != self._job.launch("-", None) or job.engine != self._job.engine:
             available = job.plan.memory.available_bytes
-            beside = available is None or job.plan.memory.total_bytes <= available
+            beside = available is None or job.plan.memory.total_bytes + held.private_bytes <= available
             await self._replace(job, beside=beside)
             text = "a new engine serves" if beside else "the engine was stopped and a new one serves"
         else:
@@ -329,6 +333,10 @@ class Service:
             self._app.configure(_relay_config(job, keys))
         log.info("reloaded: %s", text)
         return text
+
+    def _held(self) -> Held:
+        pid = self._supervisor.status()["pid"]
+        return Held(private_bytes(pid), self._job.plan.placement.mem_nodes) if pid else NOTHING_HELD
 
     async def _replace(self, job: Job, *, beside: bool) -> None:
         """Start the new engine from a relay that has the new plan's priority already: its launch counts from there."""

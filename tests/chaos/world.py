@@ -33,7 +33,7 @@ name: chaos
 model: {{source: 'path:{model}', context: {context}}}
 engine: {{path: {engine}, build: never, args: [--load-mode, none], env: {{CHAOS_TURN: '{turn}'}}}}
 placement: {{nice: 0, policy: other}}
-memory: {{prompt_cache_mib: 0}}
+memory: {{prompt_cache_mib: 0, limit: {limit}}}
 serve: {{port: 0, slots: 2}}
 supervise:
   start_timeout_s: 60
@@ -69,6 +69,7 @@ class World:
     engine_source: str
     model: str
     command: Sequence[str] = tuple(LLAMAOPS)
+    memory_limit: int | str = "auto"
     left_out: dict[str, str] = field(default_factory=dict)
     url: str = ""
     turn: int = 0
@@ -194,7 +195,8 @@ class World:
 
     def write_profile(self, *, turn: int = 0, context: int = 256) -> None:
         """Write a good profile; another ``turn`` or ``context`` needs a new engine."""
-        text = _PROFILE.format(model=self.model, engine=self.engine_file, turn=turn, context=context)
+        text = _PROFILE.format(model=self.model, engine=self.engine_file, turn=turn, context=context,
+                               limit=self.memory_limit)
         self.replace_file(self.profile, text.encode())
 
     def renew_profile(self) -> None:

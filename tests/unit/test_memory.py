@@ -69,7 +69,7 @@ def test_the_tightest_bound_counts(available, headroom, limit, asked, least, nam
 
 def test_the_prompt_cache_is_never_the_engines_default_of_8_gib():
     assert auto_prompt_cache_mib(SMOL, 4096, 1 << 40) == 180
-    assert auto_prompt_cache_mib(SMOL, 4096, 800 * MIB) == 100
+    assert auto_prompt_cache_mib(SMOL, 4096, 800 * MIB) == 64  # of an eighth: 100
     assert auto_prompt_cache_mib(SMOL, 1 << 20, 1 << 40) == 512
     assert auto_prompt_cache_mib(None, 4096, 8 << 30) == 256
 
