@@ -76,6 +76,8 @@ class Passage:
             with self._call.watched():
                 if place is not None:
                     await self._wait(place)
+                while (replacement := self._relay.replacement()) is not None:
+                    await self._ping_until(replacement)
                 self._admitted_at = time.monotonic()
                 await self._exchange_with_engine()
         except Refusal as refusal:
@@ -106,16 +108,19 @@ class Passage:
             return
         try:
             async with asyncio.timeout(self._limits.queue_timeout_s):
-                while not place.admitted.done():
-                    await asyncio.wait({place.admitted}, timeout=self._limits.ping_interval_s)
-                    if not place.admitted.done():
-                        await self._ping()
+                await self._ping_until(place.admitted)
         except TimeoutError:
             raise Refusal(504, f"no slot came free within {self._limits.queue_timeout_s:g} s (serve.queue.timeout_s)",
                           kind="server_error", code="queue_timeout",
                           retry_after_s=self._relay.admission.retry_after_s()) from None
         finally:
             self._call.record.queue_s = time.monotonic() - place.entered_at
+
+    async def _ping_until(self, end: asyncio.Future[None]) -> None:
+        while not end.done():
+            await asyncio.wait({end}, timeout=self._limits.ping_interval_s)
+            if not end.done():
+                await self._ping()
 
     # --- the engine
 

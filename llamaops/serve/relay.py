@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import deque
@@ -69,7 +70,8 @@ class Relay:
 
     async def carry(self, call: Call, route: Route, limits: RelayLimits) -> None:
         """Answer ``call`` with what the engine says. Raises Refusal before the first byte, ClientGone at any time."""
-        self.endpoint()
+        if self.replacement() is None:
+            self.endpoint()
         self.bodies.limit = limits.held_bytes
         try:
             # What may wait is held whole: a slow upload must not occupy a slot.
@@ -110,6 +112,10 @@ class Relay:
             wait_s = over.retry_after_s or self.admission.retry_after_s()
             raise Refusal(429, f"this key's limit is reached: {over.limit}={over.value}", kind="rate_limit_error",
                           code=f"key_{over.limit}", retry_after_s=wait_s) from over
+
+    def replacement(self) -> asyncio.Future[None] | None:
+        """Return what to wait for where a reload leaves no engine to serve just now."""
+        return self._backend.replacement()
 
     def endpoint(self) -> Endpoint:
         """Return where the engine listens that serves now. Raises Refusal where none does."""

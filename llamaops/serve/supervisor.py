@@ -143,6 +143,12 @@ class Supervisor:
             return Endpoint(engine.spec.socket, engine.spec.port, engine.generation)
         return Unready(status.state.value, *why_unready(status, time.monotonic()))
 
+    def replacement(self) -> asyncio.Future[None] | None:
+        """Return what ends with the reload under way, where no engine serves meanwhile (see `Backend`)."""
+        if self._replacing is None or self._replacing.done() or self.state is State.READY:
+            return None
+        return None if self._status.then == "stop" else self._replacing
+
     async def replace(self, make_launch: MakeLaunch, *, beside: bool = True, reason: str = "reload") -> None:
         """Serve with another launch: start it, switch when it is ready, let the old engine finish and stop it.
 

@@ -36,6 +36,9 @@ class Backend(Protocol):
     def endpoint(self) -> Endpoint | Unready:
         """Return where to send a request now, or why not. Never blocks."""
 
+    def replacement(self) -> asyncio.Future[None] | None:
+        """Return what ends with the reload that leaves no engine to serve just now; None outside of one."""
+
 
 @dataclass(eq=False, slots=True)
 class Ticket:

@@ -323,6 +323,34 @@ def test_a_stream_that_waits_gets_headers_and_comments_and_then_its_events() -> 
     run(main())
 
 
+@pytest.mark.parametrize("mended", [True, False])
+def test_what_comes_while_a_reload_leaves_no_engine_waits_for_the_new_one(mended: bool) -> None:
+    async def script(request: EngineRequest) -> None:
+        await request.send(STREAM_HEAD + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async def main() -> None:
+        async with rig(script, ping_interval_s=0.05) as r:
+            serving, r.state = r.state, Unready("stopping", "the engine is being restarted", 5.0)
+            r.replaced = asyncio.get_running_loop().create_future()
+            stream, plain = await r.post(body=ASK), await r.post("/tokenize", b"{}")
+            assert (await stream.head())[0] == 200
+            assert await stream.chunk() == b": ping\n"
+            assert (await (await r.get("/readyz")).answer()).status == 503
+            assert not r.requests
+            r.state = serving if mended else Unready("failed", "the new engine did not start", None)
+            r.replaced.set_result(None)
+            while (data := await stream.chunk()) == b": ping\n":
+                pass
+            if mended:
+                assert data == b"data: [DONE]\n\n"
+                assert (await plain.answer()).status == 200
+            else:
+                assert json.loads(data[6:])["error"]["code"] == "engine_unavailable"
+                assert (await plain.answer()).status == 503
+
+    run(main())
+
+
 def test_a_refusal_that_comes_after_early_headers_becomes_an_error_event() -> None:
     async def script(request: EngineRequest) -> None:
         await release.wait()
