@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -98,10 +99,12 @@ async def watch(url: str, clients: int, tokens: int, during: Callable[[], object
         seen.gaps.clear()
         seen.waits.clear()
         began = time.monotonic()
-        await asyncio.to_thread(during)
+        try:
+            await asyncio.to_thread(during)
+        finally:
+            done.set()
+            await asyncio.gather(*tasks)
         seconds = time.monotonic() - began
-        done.set()
-        await asyncio.gather(*tasks)
     return seen, seconds
 
 
@@ -125,9 +128,9 @@ class Served:
         for _ in range(reloads):
             time.sleep(BETWEEN_S)
             self.renew()
-            told = ask("reload", "reload", env=env)
-            if wanted not in told:
-                sys.exit(f"wanted: {wanted}; it said: {told}")
+            done = subprocess.run([*LLAMAOPS, "reload", "reload"], env=env, stderr=subprocess.PIPE, text=True)
+            if done.stderr.strip() != wanted:
+                raise RuntimeError(f"wanted: {wanted}; it said: {done.stderr}")
         time.sleep(BETWEEN_S if reloads else CALM_S)
 
 
