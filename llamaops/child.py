@@ -11,6 +11,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -28,6 +29,11 @@ GRACE_S = 3.0
 
 class CancelledError(Exception):
     """The caller's cancel event was set; the program was ended."""
+
+
+def llamaops_argv(*words: str) -> list[str]:
+    """Return what runs this llamaops with other words; never one that happens to lie in the current folder (-P)."""
+    return [sys.executable, "-P", "-m", "llamaops", *words]
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,11 +168,11 @@ class Rig:
     requests: list[EngineRequest] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    replaced: asyncio.Future[None] | None = None
+    awaited: asyncio.Future[None] | None = None
 
-    def replacement(self) -> asyncio.Future[None] | None:
-        """Be the relay's backend in a reload."""
-        return None if self.replaced is None or self.replaced.done() else self.replaced
+    def coming(self) -> asyncio.Future[None] | None:
+        """Be the relay's backend while an engine is on its way."""
+        return None if self.awaited is None or self.awaited.done() else self.awaited
 
     def endpoint(self) -> Endpoint | Unready:
         """Be the relay's backend."""

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from llamaops.bench.load import Server
-from llamaops.child import end_group
+from llamaops.child import end_group, llamaops_argv
 from llamaops.direct import DIRECT
 from llamaops.errors import EngineFailed, LlamaopsError, TryAgain, UsageError
 
@@ -161,8 +160,7 @@ def _profile(target: Target) -> Iterator[tuple[str, int]]:
     ours = [f"name={name}", "serve.port=0", "serve.host=127.0.0.1", "serve.api_keys=null",
             "serve.tls=null"]
     sets = [word for override in (*target.overrides, *ours) for word in ("--set", override)]
-    argv = [sys.executable, "-m", "llamaops", "up", target.text, *sets, "--offline", "--no-build",
-            "--log-level", "warning"]
+    argv = llamaops_argv("up", target.text, *sets, "--offline", "--no-build", "--log-level", "warning")
     runtime = tempfile.mkdtemp(prefix="llo-")
     private = {"XDG_RUNTIME_DIR": runtime, "XDG_STATE_HOME": runtime}  # its sockets and logs go with it
     try:

@@ -8,8 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -17,14 +16,16 @@ from typing import NoReturn
 import click
 
 from llamaops import logs, prepare
+from llamaops.child import llamaops_argv
 from llamaops.cli.console import asker, make_progress
 from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress
 from llamaops.core.topology import Held
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineFailed, UsageError
+from llamaops.serve.handover import Upgrade, become
 from llamaops.serve.instance import Instance, check_free, hold
-from llamaops.serve.listening import listen
+from llamaops.serve.listening import listen, was_passed
 from llamaops.serve.service import Job, Service
 from llamaops.serve.tls import load_tls
 
@@ -54,7 +55,10 @@ def up(options: Options) -> int:
     with hold(runtime, profile.name, log_path) as instance, listen(profile.serve) as sock:
         planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline,
                                   consent=asker())
-        return _run(planned, instance, sock, options)
+        code, kept = _run(planned, instance, sock, options)
+    if kept is not None:
+        become(_words(options), kept, planned.host.affinity, planned.host.rights.nice)
+    return code
 
 
 def _configure_log(options: Options) -> None:
@@ -73,7 +77,9 @@ def make_job(planned: prepare.Planned) -> Job:
                prepare.document(planned), planned.host.cgroup.weight_path)
 
 
-def _run(planned: prepare.Planned, instance: Instance, sock: socket.socket, options: Options) -> int:
+def _run(planned: prepare.Planned, instance: Instance, sock: socket.socket,
+         options: Options) -> tuple[int, socket.socket | None]:
+    """Serve; return the exit code, and the listening socket where another llamaops is to go on with it."""
     import uvloop
 
     def again(held: Held) -> Job:
@@ -82,9 +88,12 @@ def _run(planned: prepare.Planned, instance: Instance, sock: socket.socket, opti
         return make_job(prepare.prepare(profile, NoProgress(), may_build=options.may_build, offline=options.offline,
                                         affinity=planned.host.affinity, held=held))
 
-    async def main() -> int:
-        return await Service(make_job(planned), instance, sock, profile=options.profile, prepare_again=again,
-                             announce=_announce).run()
+    async def main() -> tuple[int, socket.socket | None]:
+        upgrade = Upgrade(options.profile, planned.profile.name, _sets(options), fetch=not options.offline,
+                          build=options.may_build)
+        service = Service(make_job(planned), instance, sock, profile=options.profile, prepare_again=again,
+                          upgrade=upgrade, announce=_announce, requests_wait=was_passed(os.environ))
+        return await service.run(), sock.dup() if service.hands_over else None
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
@@ -111,9 +120,10 @@ def detach(options: Options) -> int:
     prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline,
                     consent=asker())
     log_path = options.log_file or _log_folder(profile) / "llamaops.log"
+    again = replace(options, may_build=False, offline=True, log_file=log_path)
     with log_path.open("ab") as log:
         start = log.tell()
-        child = subprocess.Popen(_foreground_argv(options, log_path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        child = subprocess.Popen(llamaops_argv(*_words(again)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                  stderr=log, start_new_session=True)
     try:
         assert child.stdout is not None
@@ -140,7 +150,13 @@ def _log_folder(profile: Profile) -> Path:
     return folder
 
 
-def _foreground_argv(options: Options, log_file: Path) -> list[str]:
-    sets = [word for override in options.overrides for word in ("--set", override)]
-    return [sys.executable, "-m", "llamaops", "up", str(options.profile.absolute()), *sets, "--offline", "--no-build",
-            "--log-level", options.log_level, "--log-format", options.log_format, "--log-file", str(log_file)]
+def _words(options: Options) -> list[str]:
+    """Return the words that start the same again, from any folder."""
+    flags = [*(["--offline"] if options.offline else []), *([] if options.may_build else ["--no-build"])]
+    log = ["--log-file", str(options.log_file)] if options.log_file else []
+    return ["up", str(options.profile.absolute()), *_sets(options), *flags, "--log-level", options.log_level,
+            "--log-format", options.log_format, *log]
+
+
+def _sets(options: Options) -> list[str]:
+    return [word for override in options.overrides for word in ("--set", override)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from llamaops.core.completions import error_body
+
+_FRESH_S = 1.0
+"""How long a connection that was just taken may take to send a request, once no more are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,11 @@ class FrontProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.limits.head_s, self._head_late)
         if len(self.connections) > self.limits.connections:
             self._refuse(_CROWDED)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no request has come yet."""
+        return self.cycle is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
@@ -294,6 +303,19 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals alone."""
         yield
+
+    async def make_way(self) -> None:
+        """Take no more connections, and end as with ``should_exit`` once those just taken have sent a request.
+
+        Sockets given to `serve` are closed; a duplicate goes on queueing what connects.
+        """
+        for server in self.servers:
+            server.close()
+        until = time.monotonic() + _FRESH_S
+        while time.monotonic() < until and any(  # noqa: ASYNC110 - uvicorn has no event for it
+                isinstance(c, FrontProtocol) and c.is_fresh for c in self.server_state.connections):
+            await asyncio.sleep(0.01)
+        self.should_exit = True
 
 
 def make_server(app: Any, limits: FrontLimits, tls: ssl.SSLContext | None = None) -> Server:

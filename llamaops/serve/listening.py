@@ -62,7 +62,7 @@ def passed_socket(section: ServeSection, environ: Mapping[str, str]) -> socket.s
     It takes the place of ``serve.host`` and ``serve.port``, but not of the rule that strangers need a key. Raises
     WrongProfile for several sockets, for another kind, and for one beyond loopback without keys.
     """
-    if environ.get("LISTEN_PID") != str(os.getpid()):
+    if not was_passed(environ):
         return None
     if environ.get("LISTEN_FDS") != "1":
         raise _wrong(f"{environ.get('LISTEN_FDS')} sockets were passed, and one is served")
@@ -78,6 +78,11 @@ def passed_socket(section: ServeSection, environ: Mapping[str, str]) -> socket.s
                            why=f"it listens on {host}, and the profile has no keys",
                            fix="set serve.api_keys, or ListenStream=127.0.0.1:PORT in the socket unit")
     return sock
+
+
+def was_passed(environ: Mapping[str, str]) -> bool:
+    """Tell whether whoever started this process passed it a socket: clients may wait in its queue already."""
+    return environ.get("LISTEN_PID") == str(os.getpid())
 
 
 def _wrong(why: str) -> WrongProfile:

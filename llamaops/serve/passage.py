@@ -76,8 +76,8 @@ class Passage:
             with self._call.watched():
                 if place is not None:
                     await self._wait(place)
-                while (replacement := self._relay.replacement()) is not None:
-                    await self._ping_until(replacement)
+                while (coming := self._relay.coming()) is not None:
+                    await self._ping_until(coming)
                 self._admitted_at = time.monotonic()
                 await self._exchange_with_engine()
         except Refusal as refusal:

@@ -70,7 +70,7 @@ class Relay:
 
     async def carry(self, call: Call, route: Route, limits: RelayLimits) -> None:
         """Answer ``call`` with what the engine says. Raises Refusal before the first byte, ClientGone at any time."""
-        if self.replacement() is None:
+        if self.coming() is None:
             self.endpoint()
         self.bodies.limit = limits.held_bytes
         try:
@@ -113,9 +113,9 @@ class Relay:
             raise Refusal(429, f"this key's limit is reached: {over.limit}={over.value}", kind="rate_limit_error",
                           code=f"key_{over.limit}", retry_after_s=wait_s) from over
 
-    def replacement(self) -> asyncio.Future[None] | None:
-        """Return what to wait for where a reload leaves no engine to serve just now."""
-        return self._backend.replacement()
+    def coming(self) -> asyncio.Future[None] | None:
+        """Return what to wait for where an engine is on its way (see `Backend`)."""
+        return self._backend.coming()
 
     def endpoint(self) -> Endpoint:
         """Return where the engine listens that serves now. Raises Refusal where none does."""

@@ -29,6 +29,7 @@ from llamaops.serve.auth import KeyRing, load_keys
 from llamaops.serve.control_server import serve_control
 from llamaops.serve.drift import DriftWatch
 from llamaops.serve.enginelog import EngineLog
+from llamaops.serve.handover import Upgrade
 from llamaops.serve.instance import Instance
 from llamaops.serve.loopwatch import LoopWatch
 from llamaops.serve.readings import private_bytes
@@ -41,6 +42,7 @@ from llamaops.serve.weight import lifted_weight
 
 if TYPE_CHECKING:
     from llamaops.serve.app import App, RelayConfig
+    from llamaops.serve.front import Server
     from llamaops.serve.observe import Observer
 
 log = logging.getLogger("llamaops")
@@ -53,6 +55,8 @@ PROFILE_LOOK_S = 2.0
 
 FOLDER_LOOK_S = 2.0
 """How often an instance looks whether its folder is still there."""
+
+_TAKES_OVER = "another llamaops takes over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +79,27 @@ class Service:
 
     ``profile`` is the file that asks for it; ``prepare_again`` is called in a thread at a reload, with what the engine
     holds, and returns the job that it asks for now; ``announce`` is called once, with the base URL, when requests are
-    served.
+    served. Requests that come before are refused, or wait where ``requests_wait``. ``upgrade`` is what a reload hands
+    over to where it is there; `hands_over` tells, after `run`.
     """
 
     def __init__(self, job: Job, instance: Instance, sock: socket.socket, *, profile: Path,
-                 prepare_again: Callable[[Held], Job], announce: Callable[[str], object]) -> None:
+                 prepare_again: Callable[[Held], Job], upgrade: Upgrade, announce: Callable[[str], object],
+                 requests_wait: bool = False) -> None:
         self._job = job
         self._instance = instance
         self._sock = sock
         self._profile = profile
         self._prepare_again = prepare_again
+        self._upgrade = upgrade
+        self._successor = asyncio.Event()
+        self._ending = False
         self._announce = announce
         self._traffic = Traffic()
         self._log = EngineLog(instance.log_path)
         self._supervisor = Supervisor(self._launcher(job), job.profile.supervise, self._traffic, log=self._log,
-                                      mark=instance.mark, read_back=self._read_back, on_spawn=self._on_spawn)
+                                      mark=instance.mark, read_back=self._read_back, on_spawn=self._on_spawn,
+                                      requests_wait=requests_wait)
         self._supervisor.subscribe(self._tell_manager)
         self._keys = load_keys(job.profile.serve.api_keys, os.environ)
         self._tls = load_tls(job.profile.serve.tls)
@@ -149,10 +159,11 @@ class Service:
         server = make_server(self._app, switching(lambda: self._tls) if self._tls else None)
         gc.freeze()  # what is there now stays: no collection need ever walk it while tokens wait
         gc.enable()
-        serving = asyncio.create_task(server.serve(sockets=[self._sock]))
+        serving = asyncio.create_task(server.serve(sockets=[self._sock.dup()]))  # it closes what it is given
         helpers = [asyncio.create_task(work) for work in (
             self._tell_ready(), self._check_threads(), self._try_changed_profile(), self._watch_folder(),
-            self._observer.run(), self._loop_watch.run(), notify.feed_watchdog(os.environ, os.getpid()))]
+            self._make_way(server), self._observer.run(), self._loop_watch.run(),
+            notify.feed_watchdog(os.environ, os.getpid()))]
         try:
             await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done() and not supervising.done():
@@ -206,6 +217,21 @@ class Service:
             if note.code not in self._drift:
                 log.warning("degraded: %s [%s]", note.text, note.code)
         self._drift |= {note.code: note for note in notes}
+
+    # ---- handing over ----
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether it ended so that another llamaops takes its place and its socket."""
+        return self._successor.is_set() and not self._ending
+
+    async def _make_way(self, server: Server) -> None:
+        """Once there is a successor: take no more connections and let what is under way end, within the drain time."""
+        await self._successor.wait()
+        await server.make_way()
+        await asyncio.sleep(self._job.profile.supervise.drain_timeout_s)
+        for _ in range(2):  # the second time quicker: the drain time is over
+            self._supervisor.stop(_TAKES_OVER)
 
     # ---- what goes on beside ----
 
@@ -271,6 +297,7 @@ class Service:
         self._stop(number.name)
 
     def _stop(self, reason: str) -> None:
+        self._ending = True
         notify.notify(os.environ, *notify.stopping(reason))
         self._supervisor.stop(reason)
 
@@ -309,9 +336,14 @@ class Service:
             self._queued_reload = None
             notify.notify(os.environ, *notify.reloading())
             try:
+                if await asyncio.to_thread(self._upgrade.is_there):
+                    version = await asyncio.to_thread(self._upgrade.make_ready)
+                    self._successor.set()
+                    return f"llamaops {version} takes over: running streams end first, what comes meanwhile waits"
                 return await self._reload()
             finally:
-                notify.notify(os.environ, *notify.ready(f"serving at {self.url}"))
+                if not self.hands_over:
+                    notify.notify(os.environ, *notify.ready(f"serving at {self.url}"))
 
     async def _reload(self) -> str:
         held = self._held()

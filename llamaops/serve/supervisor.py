@@ -74,6 +74,7 @@ class Supervisor:
         read_back: Callable[[int], list[Note]] | None = None,
         on_spawn: Callable[[int], object] | None = None,
         warm_up: bool = True,
+        requests_wait: bool = False,
     ) -> None:
         self._make_launch = make_launch
         self._traffic = traffic
@@ -92,6 +93,8 @@ class Supervisor:
         self._errands: set[asyncio.Task[None]] = set()
         self._drain: asyncio.Task[None] | None = None
         self._cpus = current_cpus()
+        self._requests_wait = requests_wait
+        self._opening: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
         self._wanted: tuple[MakeLaunch, bool, str] | None = None
         self._moved = asyncio.Event()
@@ -107,6 +110,8 @@ class Supervisor:
         included, no engine is left.
         """
         self._post(life.StartRequested("start"))
+        if self._requests_wait:
+            self._opening = self._errand(self._until(lambda s: s.state is State.READY or s.is_over()))
         if os.getpid() == 1:
             self._errand(_reap_for_ever())
         try:
@@ -143,11 +148,11 @@ class Supervisor:
             return Endpoint(engine.spec.socket, engine.spec.port, engine.generation)
         return Unready(status.state.value, *why_unready(status, time.monotonic()))
 
-    def replacement(self) -> asyncio.Future[None] | None:
-        """Return what ends with the reload under way, where no engine serves meanwhile (see `Backend`)."""
-        if self._replacing is None or self._replacing.done() or self.state is State.READY:
+    def coming(self) -> asyncio.Future[None] | None:
+        """Return what ends when the engine on its way serves or fails, where requests may wait (see `Backend`)."""
+        if self.state is State.READY or self._status.then == "stop":
             return None
-        return None if self._status.then == "stop" else self._replacing
+        return next((task for task in (self._opening, self._replacing) if task and not task.done()), None)
 
     async def replace(self, make_launch: MakeLaunch, *, beside: bool = True, reason: str = "reload") -> None:
         """Serve with another launch: start it, switch when it is ready, let the old engine finish and stop it.

@@ -36,8 +36,10 @@ class Backend(Protocol):
     def endpoint(self) -> Endpoint | Unready:
         """Return where to send a request now, or why not. Never blocks."""
 
-    def replacement(self) -> asyncio.Future[None] | None:
-        """Return what ends with the reload that leaves no engine to serve just now; None outside of one."""
+    def coming(self) -> asyncio.Future[None] | None:
+        """Return what ends when the engine on its way serves or fails: after a reload, or behind a socket that was
+        open before us. None where there is one, or requests shall not wait.
+        """
 
 
 @dataclass(eq=False, slots=True)

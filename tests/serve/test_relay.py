@@ -331,14 +331,14 @@ def test_what_comes_while_a_reload_leaves_no_engine_waits_for_the_new_one(mended
     async def main() -> None:
         async with rig(script, ping_interval_s=0.05) as r:
             serving, r.state = r.state, Unready("stopping", "the engine is being restarted", 5.0)
-            r.replaced = asyncio.get_running_loop().create_future()
+            r.awaited = asyncio.get_running_loop().create_future()
             stream, plain = await r.post(body=ASK), await r.post("/tokenize", b"{}")
             assert (await stream.head())[0] == 200
             assert await stream.chunk() == b": ping\n"
             assert (await (await r.get("/readyz")).answer()).status == 503
             assert not r.requests
             r.state = serving if mended else Unready("failed", "the new engine did not start", None)
-            r.replaced.set_result(None)
+            r.awaited.set_result(None)
             while (data := await stream.chunk()) == b": ping\n":
                 pass
             if mended:
