@@ -80,7 +80,9 @@ async def _stream(items: AsyncIterator[Any], writer: asyncio.StreamWriter) -> No
 
 async def _read_request(reader: asyncio.StreamReader) -> dict[str, Any]:
     try:
-        request = json.loads(await asyncio.wait_for(reader.readline(), 10))
+        async with asyncio.timeout(10):
+            line = await reader.readline()
+        request = json.loads(line)
     except (ValueError, TimeoutError) as exc:
         raise UsageError("the request is not one line of JSON") from exc
     if not isinstance(request, dict) or not isinstance(request.get("command"), str):

@@ -293,7 +293,8 @@ class Supervisor:
 
     async def _drain_all(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._traffic.wait_idle(), self._settings.drain_timeout_s)
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await self._traffic.wait_idle()
         self._post(life.Drained())
 
     async def _retire(self, generation: int) -> None:
@@ -336,7 +337,8 @@ class Supervisor:
             engine.output.spoke.clear()
             delay = min((time.monotonic() - began) * _PROBE_SHARE, _PROBE_MAX_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(engine.output.spoke.wait(), delay)  # a new line may say: ready
+                async with asyncio.timeout(delay):
+                    await engine.output.spoke.wait()  # a new line may say: ready
         if self._warm_up:
             with contextlib.suppress(OSError, ValueError, EOFError):
                 await warm_up(engine.spec, pid)
@@ -347,7 +349,8 @@ class Supervisor:
 
     async def _probe(self, engine: _Running) -> bool:
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(is_serving(engine.spec, engine.process.pid), 5)
+            async with asyncio.timeout(5):
+                return await is_serving(engine.spec, engine.process.pid)
         return False
 
     async def _guard(self, engine: _Running) -> None:

@@ -80,7 +80,8 @@ class Load:
         with self._counted():
             asked = time.monotonic()
             try:
-                outcome = await asyncio.wait_for(self._ask(body), PATIENCE_S)
+                async with asyncio.timeout(PATIENCE_S):
+                    outcome = await self._ask(body)
             except (httpx.HTTPError, TimeoutError) as exc:
                 outcome = f"{type(exc).__name__}: {exc}"
         if outcome in ("answered", "told", "cut"):

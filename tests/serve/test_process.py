@@ -64,7 +64,7 @@ def test_the_end_is_told_with_all_output(
         said = bytearray()
         engine = spawn(launch(tmp_path, "--stub-crash", "--stub-end", "3", "--stub-say", "last words"),
                        mark=f"{mark}#1", output=said.extend)
-        assert await asyncio.wait_for(engine.exited, 60) == Exit(code=3)
+        assert await engine.exited == Exit(code=3)
         assert said.endswith(b"last words\n")
         engine.signal(signal.SIGTERM)  # nobody is there any more, which is no error
 

@@ -17,9 +17,11 @@ import uvloop
 from engine_rig import QUICK, Rig, ask, drive, engine_pid, get, marked, run_until_stopped, states, until
 
 from llamaops.core.engine_life import State
+from llamaops.core.launch import LaunchSpec
 from llamaops.core.plan import Note
 from llamaops.core.profile import BackoffSection
 from llamaops.errors import EngineFailed, TryAgain
+from llamaops.serve.probe import is_serving
 from llamaops.serve.procfs import any_runnable
 from llamaops.serve.traffic import Endpoint, Unready
 
@@ -48,7 +50,7 @@ def test_serves_and_stops(rig: Rig, run: Callable[[Any], None]) -> None:
         assert endpoint.generation == 1
         assert b'"ok"' in await get(endpoint)
 
-    run(asyncio.wait_for(run_until_stopped(supervisor, body), 120))
+    run(run_until_stopped(supervisor, body))
     assert states(supervisor) == ["starting", "ready", "draining", "stopping", "stopped"]
     status = supervisor.status()
     assert status["pid"] is None
@@ -654,3 +656,27 @@ def test_the_old_engine_dies_while_the_new_one_starts(rig: Rig) -> None:
 
 def test_a_runnable_thread_is_told_from_a_sleeping_one() -> None:
     assert any_runnable(os.getpid())
+
+
+def test_an_engine_that_dies_just_as_a_probe_returns_is_noticed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the probe and of the engine reach the event loop in one turn: neither may hide the other."""
+    supervisor = rig.supervisor()
+    probed: list[int] = []
+
+    async def ends_with_the_engine(spec: LaunchSpec, pid: int) -> bool:
+        if probed:
+            return await is_serving(spec, pid)
+        probed.append(pid)
+        exited = next(engine.process.exited for engine in supervisor._engines.values() if engine.process.pid == pid)
+        await asyncio.wait({exited})
+        return False
+
+    monkeypatch.setattr("llamaops.serve.supervisor.is_serving", ends_with_the_engine)
+
+    async def body() -> None:
+        await until(lambda: probed)
+        os.kill(probed[0], signal.SIGKILL)
+        await supervisor.wait_ready()
+        assert supervisor.status()["restarts"] == 1
+
+    drive(lambda: run_until_stopped(supervisor, body))
