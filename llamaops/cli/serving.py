@@ -93,7 +93,7 @@ def _run(planned: prepare.Planned, instance: Instance, sock: socket.socket,
                           build=options.may_build)
         service = Service(make_job(planned), instance, sock, profile=options.profile, prepare_again=again,
                           upgrade=upgrade, announce=_announce, requests_wait=was_passed(os.environ))
-        return await service.run(), sock.dup() if service.hands_over else None
+        return await service.run(), sock.dup() if service.handover.stands else None
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())

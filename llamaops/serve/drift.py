@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.plan import Note, Placement
 from llamaops.sensors import throttled_s
-from llamaops.serve.threads import lift_threads, read_back
+from llamaops.serve.threads import apply_priority, lift_threads, read_back
+
+log = logging.getLogger("llamaops")
 
 FAR_SHARE = 0.1
 """From this share of the memory on other nodes on, decode is slower by more than a few per cent."""
@@ -77,6 +80,52 @@ class DriftWatch:
             return None
         return Note("degraded", "throttled", f"the cgroup's CPU quota took {lost:.1f} CPU seconds of the last "
                     f"{passed:.0f} s: fewer threads (placement.threads), or a larger quota")
+
+
+class Drift:
+    """How relay and engines differ from what was planned for them; each difference is logged once, and its end, too.
+
+    ``planned`` is the placement of the engine that is started next.
+    """
+
+    def __init__(self, planned: Placement) -> None:
+        self.planned = planned
+        self._watch = DriftWatch()
+        self._placements: dict[int, Placement] = {}
+        self._at_start: dict[str, Note] = {}
+        self._told: set[str] = set()
+
+    def on_spawn(self, pid: int) -> None:
+        """Set the priorities of an engine that has just been started."""
+        self._placements = {**dict(list(self._placements.items())[-1:]), pid: self.planned}  # while replacing: two live
+        self.note(apply_priority(pid, self.planned))
+
+    def read_back(self, pid: int) -> list[Note]:
+        """Compare an engine with the plan it was started by."""
+        notes = self._watch.look(pid, self._placements.get(pid, self.planned))
+        codes = {note.code for note in notes}
+        for note in notes:
+            if note.code not in self._told:
+                log.warning("degraded: %s [%s]", note.text, note.code)
+        for code in sorted(self._told - codes):
+            log.info("as planned again [%s]", code)
+        self._told = codes
+        return notes
+
+    def note(self, notes: Iterable[Note]) -> None:
+        """Keep what could not be set as planned, until the next plan."""
+        for note in notes:
+            if note.code not in self._at_start:
+                log.warning("degraded: %s [%s]", note.text, note.code)
+            self._at_start[note.code] = note
+
+    def start_anew(self) -> None:
+        """Forget what could not be set: there is another plan."""
+        self._at_start.clear()
+
+    def notes(self) -> list[Note]:
+        """Return what could not be set as planned."""
+        return list(self._at_start.values())
 
 
 def memory_nodes(numa_maps: str) -> dict[int, int]:

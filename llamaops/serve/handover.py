@@ -7,6 +7,7 @@ pass it (sd_listen_fds(3)): who connects meanwhile waits in the socket's queue.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -93,6 +94,32 @@ class Upgrade:
                                 where=f"llamaops {' '.join(words)}", why=f"it ended with {done.returncode}",
                                 fix="mend what it says, or install the version that runs again")
         return done.stdout
+
+
+class Handover:
+    """Whether another llamaops takes the place of this one: agreed at a reload, given up by a stop."""
+
+    def __init__(self, upgrade: Upgrade) -> None:
+        self._upgrade = upgrade
+        self._given_up = False
+        self.agreed = asyncio.Event()
+
+    async def agree(self) -> str | None:
+        """Return the version that takes over, None where this llamaops is the one on disk. Raises LlamaopsError."""
+        if not await asyncio.to_thread(self._upgrade.is_there):
+            return None
+        version = await asyncio.to_thread(self._upgrade.make_ready)
+        self.agreed.set()
+        return version
+
+    def give_up(self) -> None:
+        """Let nobody take over: somebody wants everything to end."""
+        self._given_up = True
+
+    @property
+    def stands(self) -> bool:
+        """Whether it was agreed and not given up."""
+        return self.agreed.is_set() and not self._given_up
 
 
 def become(words: Sequence[str], sock: socket.socket, affinity: CpuSet | None, nice: int) -> NoReturn:

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,22 +19,23 @@ from llamaops.core.engine_life import State, Status
 from llamaops.core.engine_lines import LEVELS
 from llamaops.core.launch import LaunchSpec
 from llamaops.core.model import Model
-from llamaops.core.plan import Note, Placement, Plan
+from llamaops.core.plan import Plan
 from llamaops.core.profile import Profile
 from llamaops.core.topology import NOTHING_HELD, Held
 from llamaops.errors import EngineFailed, LlamaopsError, UsageError, WrongProfile
 from llamaops.serve import notify
 from llamaops.serve.auth import KeyRing, load_keys
 from llamaops.serve.control_server import serve_control
-from llamaops.serve.drift import DriftWatch
+from llamaops.serve.drift import Drift
 from llamaops.serve.enginelog import EngineLog
-from llamaops.serve.handover import Upgrade
+from llamaops.serve.handover import Handover, Upgrade
 from llamaops.serve.instance import Instance
 from llamaops.serve.loopwatch import LoopWatch
 from llamaops.serve.readings import private_bytes
+from llamaops.serve.signals import Signals
 from llamaops.serve.status import page_status
 from llamaops.serve.supervisor import MakeLaunch, Supervisor
-from llamaops.serve.threads import apply_priority, set_relay_priority
+from llamaops.serve.threads import set_relay_priority
 from llamaops.serve.tls import load_tls, switching
 from llamaops.serve.traffic import Traffic
 from llamaops.serve.weight import lifted_weight
@@ -80,7 +80,7 @@ class Service:
     ``profile`` is the file that asks for it; ``prepare_again`` is called in a thread at a reload, with what the engine
     holds, and returns the job that it asks for now; ``announce`` is called once, with the base URL, when requests are
     served. Requests that come before are refused, or wait where ``requests_wait``. ``upgrade`` is what a reload hands
-    over to where it is there; `hands_over` tells, after `run`.
+    over to where it is there; ``handover.stands`` tells, after `run`.
     """
 
     def __init__(self, job: Job, instance: Instance, sock: socket.socket, *, profile: Path,
@@ -91,32 +91,24 @@ class Service:
         self._sock = sock
         self._profile = profile
         self._prepare_again = prepare_again
-        self._upgrade = upgrade
-        self._successor = asyncio.Event()
-        self._ending = False
+        self.handover = Handover(upgrade)
         self._announce = announce
         self._traffic = Traffic()
         self._log = EngineLog(instance.log_path)
-        self._supervisor = Supervisor(self._launcher(job), job.profile.supervise, self._traffic, log=self._log,
-                                      mark=instance.mark, read_back=self._read_back, on_spawn=self._on_spawn,
-                                      requests_wait=requests_wait)
+        self._drift = Drift(job.plan.placement)
+        self._supervisor = Supervisor(
+            self._launcher(job), job.profile.supervise, self._traffic, log=self._log, mark=instance.mark,
+            read_back=self._drift.read_back, on_spawn=self._drift.on_spawn, requests_wait=requests_wait)
         self._supervisor.subscribe(self._tell_manager)
         self._keys = load_keys(job.profile.serve.api_keys, os.environ)
         self._tls = load_tls(job.profile.serve.tls)
         self._app: App | None = None
         self._observer: Observer | None = None
-        self._drift: dict[str, Note] = {}
-        self._watch = DriftWatch()
         self._loop_watch = LoopWatch()
-        self._launching = job
-        self._placements: dict[int, Placement] = {}
-        self._told: set[str] = set()
         self._reload_lock = asyncio.Lock()
         self._queued_reload: asyncio.Task[str] | None = None
         self._hangups: set[asyncio.Task[None]] = set()
-        self._terminal = [fd for fd in (0, 1, 2) if os.isatty(fd)]
-        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # as under nohup
-        self._signalled: int | None = None
+        self._signals = Signals(self._stop, self._reload_soon)
         self._served = False
         self._lost: EngineFailed | None = None
 
@@ -126,10 +118,10 @@ class Service:
         Raises EngineFailed when the engine can't be kept running. No process, socket or task is left behind.
         """
         self._sock.set_inheritable(False)
-        self._note_drift(set_relay_priority(self._job.plan.placement))
+        self._drift.note(set_relay_priority(self._job.plan.placement))
         weight = lifted_weight(self._job.weight_file, self._job.plan.placement.weight)
-        with self._signals(), weight as refused:
-            self._note_drift(refused)
+        with self._signals.handled(), weight as refused:
+            self._drift.note(refused)
             control = await serve_control(self._instance.control_socket, self._handlers())
             try:
                 await self._serve()
@@ -138,7 +130,7 @@ class Service:
                 self._log.close()
         if self._lost:
             raise self._lost
-        return 128 + self._signalled if self._signalled and not self._served else 0
+        return 128 + self._signals.first if self._signals.first and not self._served else 0
 
     async def _serve(self) -> None:
         supervising = asyncio.create_task(self._supervisor.run())
@@ -188,52 +180,22 @@ class Service:
 
     def _launcher(self, job: Job) -> MakeLaunch:
         def make(generation: int) -> LaunchSpec:
-            self._launching = job
+            self._drift.planned = job.plan.placement
             if job.engine.unix_socket:
                 return job.launch(str(self._instance.engine_socket(generation)), None)
             return job.launch(None, _free_port())
 
         return make
 
-    def _on_spawn(self, pid: int) -> None:
-        placement = self._launching.plan.placement
-        self._placements = {**dict(list(self._placements.items())[-1:]), pid: placement}  # while replacing: two live
-        self._note_drift(apply_priority(pid, placement))
-
-    def _read_back(self, pid: int) -> list[Note]:
-        """Compare an engine with the plan it was started by; say once what differs and once that it does no more."""
-        notes = self._watch.look(pid, self._placements.get(pid, self._job.plan.placement))
-        codes = {note.code for note in notes}
-        for note in notes:
-            if note.code not in self._told:
-                log.warning("degraded: %s [%s]", note.text, note.code)
-        for code in sorted(self._told - codes):
-            log.info("as planned again [%s]", code)
-        self._told = codes
-        return notes
-
-    def _note_drift(self, notes: list[Note]) -> None:
-        for note in notes:
-            if note.code not in self._drift:
-                log.warning("degraded: %s [%s]", note.text, note.code)
-        self._drift |= {note.code: note for note in notes}
-
-    # ---- handing over ----
-
-    @property
-    def hands_over(self) -> bool:
-        """Whether it ended so that another llamaops takes its place and its socket."""
-        return self._successor.is_set() and not self._ending
+    # ---- what goes on beside ----
 
     async def _make_way(self, server: Server) -> None:
-        """Once there is a successor: take no more connections and let what is under way end, within the drain time."""
-        await self._successor.wait()
+        """Once another llamaops takes over: accept no more, and let what is under way end within the drain time."""
+        await self.handover.agreed.wait()
         await server.make_way()
         await asyncio.sleep(self._job.profile.supervise.drain_timeout_s)
         for _ in range(2):  # the second time quicker: the drain time is over
             self._supervisor.stop(_TAKES_OVER)
-
-    # ---- what goes on beside ----
 
     async def _tell_ready(self) -> None:
         with contextlib.suppress(EngineFailed):  # run() of the supervisor raises the same
@@ -276,37 +238,12 @@ class Service:
             await asyncio.sleep(READ_BACK_S)
             await self._supervisor.look_again()
 
-    @contextlib.contextmanager
-    def _signals(self) -> Any:
-        loop = asyncio.get_running_loop()
-        actions: dict[signal.Signals, Callable[[], None]] = {
-            signal.SIGTERM: lambda: self._on_signal(signal.SIGTERM),
-            signal.SIGINT: lambda: self._on_signal(signal.SIGINT),
-            signal.SIGHUP: self._on_hangup,
-        }
-        for number, action in actions.items():
-            loop.add_signal_handler(number, action)
-        try:
-            yield
-        finally:
-            for number in actions:
-                loop.remove_signal_handler(number)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._signalled = self._signalled or number
-        self._stop(number.name)
-
     def _stop(self, reason: str) -> None:
-        self._ending = True
+        self.handover.give_up()
         notify.notify(os.environ, *notify.stopping(reason))
         self._supervisor.stop(reason)
 
-    def _on_hangup(self) -> None:
-        """Reload, unless it was the terminal that hung up: then stop, as everything else there does."""
-        if any(not os.isatty(fd) for fd in self._terminal):
-            if self._ends_with_terminal:
-                self._on_signal(signal.SIGHUP)
-            return
+    def _reload_soon(self) -> None:
         task = asyncio.create_task(self._reload_and_log())
         self._hangups.add(task)
         task.add_done_callback(self._hangups.discard)
@@ -336,13 +273,13 @@ class Service:
             self._queued_reload = None
             notify.notify(os.environ, *notify.reloading())
             try:
-                if await asyncio.to_thread(self._upgrade.is_there):
-                    version = await asyncio.to_thread(self._upgrade.make_ready)
-                    self._successor.set()
-                    return f"llamaops {version} takes over: running streams end first, what comes meanwhile waits"
-                return await self._reload()
+                version = await self.handover.agree()
+                text = await self._reload() if version is None else (
+                    f"llamaops {version} takes over: running streams end first, what comes meanwhile waits")
+                log.info("reloaded: %s", text)
+                return text
             finally:
-                if not self.hands_over:
+                if not self.handover.stands:
                     notify.notify(os.environ, *notify.ready(f"serving at {self.url}"))
 
     async def _reload(self) -> str:
@@ -358,12 +295,12 @@ class Service:
             text = "a new engine serves" if beside else "the engine was stopped and a new one serves"
         else:
             text = "keys, certificate, limits and origins were read again; the engine goes on"
-        self._job, self._tls, self._drift = job, tls, {}
-        self._note_drift(set_relay_priority(job.plan.placement))
+        self._job, self._tls = job, tls
+        self._drift.start_anew()
+        self._drift.note(set_relay_priority(job.plan.placement))
         self._supervisor.configure(job.profile.supervise)
         if self._app:
             self._app.configure(_relay_config(job, keys))
-        log.info("reloaded: %s", text)
         return text
 
     def _held(self) -> Held:
@@ -419,7 +356,7 @@ class Service:
 
     def _notes(self) -> list[dict[str, Any]]:
         """Return what the plan noted and where the live threads differ from it."""
-        return [asdict(n) for n in (*self._job.plan.notes, *self._drift.values(), *self._supervisor.notes())]
+        return [asdict(n) for n in (*self._job.plan.notes, *self._drift.notes(), *self._supervisor.notes())]
 
     def _names(self) -> list[str]:
         return [self._job.profile.name, *self._job.profile.model.aliases]
