@@ -159,7 +159,7 @@ class Service:
         try:
             await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done() and not supervising.done():
-                self._supervisor.stop("the HTTP server ended")
+                self._supervisor.stop(_TAKES_OVER if self.handover.stands else "the HTTP server ended")
             await supervising
         finally:
             server.should_exit = True

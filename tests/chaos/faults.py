@@ -172,6 +172,20 @@ async def death_in_a_reload(scene: Scene) -> None:
         await scene.reload()
 
 
+async def upgrade(scene: Scene) -> None:
+    """Install another llamaops and reload, sometimes first one that does not run."""
+    world = scene.world
+    if scene.rng.random() < 0.3:
+        world.install("0", "raise SystemExit('half installed')")
+        with contextlib.suppress(LlamaopsError):
+            raise Broken(f"a llamaops that does not run was taken: {await scene.reload()}")
+    version = f"1.{scene.rng.randrange(10**9)}"
+    world.install(version)
+    if "takes over" not in (said := await scene.reload()):
+        raise Broken(f"the new llamaops was not taken: {said}")
+    await until(lambda: world.runs_version(version), f"llamaops {version} serves")
+
+
 # The surroundings.
 
 
@@ -280,7 +294,8 @@ FAULTS: tuple[tuple[Fault, int, str], ...] = (
     (deadly_signal, 6, ""), (freeze, 2, ""), (hiccup, 2, ""), (death_while_loading, 2, ""), (death_in_a_stream, 3, ""),
     (refused_start, 2, ""), (failed_for_good, 1, ""),
     (reload_storm, 2, ""), (broken_profile, 2, ""), (reload_that_fails, 1, ""),
-    (death_in_a_reload, 2, ""), (disk_full, 1, "disk"), (memory_limit, 1, "memory"), (clock_jump, 2, "clock"),
+    (death_in_a_reload, 2, ""), (upgrade, 1, "upgrade"),
+    (disk_full, 1, "disk"), (memory_limit, 1, "memory"), (clock_jump, 2, "clock"),
     (suspended, 1, ""), (dead_clients, 2, ""), (slow_clients, 2, ""),
 )
 """Each fault, how often it comes in a round, and what the world must have for it."""

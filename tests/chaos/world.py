@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from engine_rig import marked
-from running import LLAMAOPS
+from running import ROOT
 
+from llamaops.child import llamaops_argv
 from llamaops.errors import LlamaopsError
 from llamaops.serve import control
 from llamaops.serve.instance import locate
@@ -60,15 +61,16 @@ async def until(met: Callable[[], Any], what: str, every_s: float = 0.02, within
 
 @dataclass
 class World:
-    """One ``llamaops up`` in a folder of its own; ``command`` is what stands for the program ``llamaops``.
+    """One ``llamaops up`` in a folder of its own, from a copy of the package, which `install` changes.
 
-    ``left_out`` names what this machine has no means for, with the reason.
+    ``command`` stands for the program ``llamaops`` instead. ``left_out`` names what this machine has no means for, with
+    the reason.
     """
 
     folder: Path
     engine_source: str
     model: str
-    command: Sequence[str] = tuple(LLAMAOPS)
+    command: Sequence[str] = ()
     memory_limit: int | str = "auto"
     left_out: dict[str, str] = field(default_factory=dict)
     url: str = ""
@@ -81,6 +83,11 @@ class World:
         self.engine_file.parent.mkdir()
         shutil.copy2(self.engine_source, self.engine_file)
         self.write_profile()
+        self._package = self.folder / "site" / "llamaops"
+        if self.command:
+            self.left_out["upgrade"] = "it does not run from a copy of its own"
+        else:
+            self._copy_package()
         self._clock = self.folder / "clock"
         self._clock.write_bytes(struct.pack("q", 0))
         self._env = os.environ | {"XDG_RUNTIME_DIR": str(self.runtime), "XDG_STATE_HOME": str(self.folder / "state"),
@@ -134,6 +141,12 @@ class World:
         """Return the last lines that llamaops said."""
         logs = [self.folder / "up.err", *([self.state / "up.log"] if hasattr(self, "state") else [])]
         return "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-30:])
+
+    def _copy_package(self) -> None:
+        """Run from a copy, as pip would install it."""
+        for name in ("llamaops", "templates", "vendor"):
+            shutil.copytree(ROOT / name, self.folder / "site" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        self.command = ("env", f"PYTHONPATH={self.folder / 'site'}", *llamaops_argv())
 
     # What can be seen.
 
@@ -191,7 +204,19 @@ class World:
         """Return the names in the instance's folder."""
         return {p.name for p in (self.runtime / "llamaops" / NAME).iterdir()}
 
+    def runs_version(self, version: str) -> bool:
+        """Tell whether a llamaops of that version serves; nobody answers just between two of them."""
+        try:
+            status = self.status()
+        except LlamaopsError:
+            return False
+        return status.get("llamaops") == version and status["state"] == "ready"
+
     # What can be changed.
+
+    def install(self, version: str, more: str = "") -> None:
+        """Put another version of llamaops on the disk, with ``more`` in what is imported first."""
+        self.replace_file(self._package / "__init__.py", f'__version__ = "{version}"\n{more}'.encode(), 0o644)
 
     def write_profile(self, *, turn: int = 0, context: int = 256) -> None:
         """Write a good profile; another ``turn`` or ``context`` needs a new engine."""
