@@ -20,12 +20,14 @@ def llamaops(*args: str, env: dict[str, str]) -> subprocess.CompletedProcess[str
     return done
 
 
-def engines() -> set[int]:
-    return {p.pid for p in psutil.process_iter(["name"]) if p.info["name"] == "llama-server"}
+def started_by(env: dict[str, str]) -> set[int]:
+    """Return who was started with this environment, by the folder that only this test has."""
+    running = psutil.process_iter(["environ"])
+    return {p.pid for p in running if (p.info["environ"] or {}).get("BENCH_TEST") == env["BENCH_TEST"]}
 
 
 def test_a_profile_is_started_measured_and_stopped(env: dict[str, str], model_path: str) -> None:
-    before = engines()
+    env = env | {"BENCH_TEST": env["XDG_STATE_HOME"]}
     run = json.loads(llamaops("bench", str(QUICKSTART), *SHORT, "--json", env=env).stdout)
     figures = run["figures"]
     assert (figures["ok"], figures["output_tokens"], figures["counted"]) == (2, 16, True)
@@ -34,7 +36,7 @@ def test_a_profile_is_started_measured_and_stopped(env: dict[str, str], model_pa
     assert run["system"]["target_cpus"] > 0 and run["system"]["rss_peak_bytes"] > 50 << 20
     # Ours counts the way through relay and sockets too; it can't be quicker than the engine itself.
     assert figures["ttft_ms"]["p50"] > figures["engine_prompt_ms"]["p50"] * 0.9
-    assert engines() <= before
+    assert started_by(env) == set()
     assert not list(Path(env["XDG_STATE_HOME"]).rglob("*bench*"))
 
 
