@@ -110,11 +110,22 @@ def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, off
     return Planned(profile, host, model, engine, plan(profile, host, model, engine, rates) if rates else planned)
 
 
+def measured_rates(profile: Profile, model: Model, engine: Engine, progress: Progress) -> Calibration | None:
+    """Return how fast the engine is with this model, placed as the profile would have it; None on a busy machine."""
+    host = probe_host()
+    return _measured(profile, host, model, engine, plan(profile, host, model, engine), progress)
+
+
 def _rates(profile: Profile, host: Host, model: Model, engine: Engine, planned: Plan,
            progress: Progress) -> Calibration | None:
     """Return the rates that the batch size follows from, measured the first time; None where nothing follows."""
     if planned.serving.slots == 1 or planned.serving.embeddings:
         return None
+    return _measured(profile, host, model, engine, planned, progress)
+
+
+def _measured(profile: Profile, host: Host, model: Model, engine: Engine, planned: Plan,
+              progress: Progress) -> Calibration | None:
     chain, env = wrappers(planned.placement, host.tools), environment(planned.placement, profile, engine, os.environ)
     return calibrate.calibrate(engine, model, planned.placement, chain, env, find_dirs(os.environ).cache, progress)
 

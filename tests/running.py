@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
+from llamaops.dirs import find_dirs
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
@@ -89,3 +92,13 @@ def streaming(running: Running, tokens: int = 4000, key: str = "none") -> Iterat
 
 
 Up = Callable[..., Running]
+
+
+def with_own_models(env: dict[str, str], folder: Path) -> dict[str, str]:
+    """Return an environment in which models are made anew, while what takes minutes to have is the user's own."""
+    users, cache = find_dirs(os.environ).cache, folder / "cache"
+    for name in ("engines", "downloads", "converters", "calibration", "models/wheel"):
+        (users / name).mkdir(parents=True, exist_ok=True)
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).symlink_to(users / name)
+    return env | {"LLAMAOPS_CACHE": str(cache)}

@@ -10,6 +10,8 @@ from html import escape
 Point = tuple[float, float]
 _W, _H, _LEFT, _RIGHT, _TOP, _BOTTOM = 720.0, 260.0, 58.0, 14.0, 12.0, 42.0
 MAX_DOTS = 4000
+_ALONE = ("svg{background:#fff;font:12px sans-serif;fill:#333}.grid{stroke:#e4e4e4}.line{fill:none;stroke:#1f6feb;"
+          "stroke-opacity:.4;stroke-width:2}.dots{fill:#1f6feb}.label{font-weight:600}.limit{stroke:#c33}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,18 @@ class Plot:
             ends = f'x1="{_LEFT}" x2="{_W - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
             text = f'x="{_W - _RIGHT - 4}" y="{y - 4:.1f}" text-anchor="end"'
         self._marks.append(f'<line class="limit" {ends}/><text class="limit" {text}>{escape(label)}</text>')
+
+    def label(self, point: Point, text: str) -> None:
+        """Write beside a point, on the side that has room."""
+        x, y = self._at(point)
+        right = x < _LEFT + 0.75 * (_W - _LEFT - _RIGHT)
+        place = f'x="{x + (9 if right else -9):.1f}" y="{y - 8:.1f}" text-anchor="{"start" if right else "end"}"'
+        self._marks.append(f'<text class="label" {place}>{escape(text)}</text>')
+
+    def file(self) -> str:
+        """Return the plot as a file that stands alone, with colours of its own."""
+        return self.svg().replace("xmlns=", f'width="{_W:.0f}" height="{_H:.0f}" xmlns=', 1).replace(
+            ">", f"><style>{_ALONE}</style>", 1) + "\n"
 
     def svg(self) -> str:
         """Return the SVG element."""

@@ -8,6 +8,7 @@ import click
 
 from llamaops.cli.make_model import convert, quantize
 from llamaops.cli.model_cache import list_, prune, rm, verify
+from llamaops.cli.model_compare import compare
 from llamaops.cli.model_inspect import facts, inspect
 from llamaops.cli.model_ref import REF, as_json, model_of
 
@@ -17,7 +18,7 @@ def model() -> None:
     """Fetch, make, inspect, list, check and remove models."""
 
 
-for command in (convert, quantize, inspect, list_, verify, rm, prune):
+for command in (convert, quantize, inspect, compare, list_, verify, rm, prune):
     model.add_command(command)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from hf_qwen2 import write_qwen2
-from running import LLAMAOPS, Up
+from running import LLAMAOPS, Up, with_own_models
 
 from llamaops.dirs import find_dirs
 
@@ -29,13 +29,7 @@ def profile(folder: Path, name: str, source: str, quantize: str | None) -> Path:
 
 @pytest.fixture
 def env(env: dict[str, str], tmp_path: Path, engine_path: str) -> dict[str, str]:
-    """Return an environment in which models are made anew, while what takes minutes to have is the user's own."""
-    users, cache = find_dirs(os.environ).cache, tmp_path / "cache"
-    for name in ("engines", "downloads", "converters", "calibration", "models/wheel"):
-        (users / name).mkdir(parents=True, exist_ok=True)
-        (cache / name).parent.mkdir(parents=True, exist_ok=True)
-        (cache / name).symlink_to(users / name)
-    return env | {"LLAMAOPS_CACHE": str(cache)}
+    return with_own_models(env, tmp_path)
 
 
 def pull(path: Path, env: dict[str, str]) -> Path:
