@@ -12,19 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamaops.acquire import gguf_file
-from llamaops.cache import mark_used
+from llamaops.cache import mark_used, sha256_of
 from llamaops.core.engine import Engine
 from llamaops.core.model import Model
-from llamaops.core.profile import Profile
+from llamaops.core.profile import ModelSection, Profile
 from llamaops.core.progress import NoProgress, Progress
+from llamaops.core.quantizing import Extras, example_names, fits_model, not_taken, unmatched
 from llamaops.core.source import HubSource, PathSource, UrlSource, WheelSource, parse_source
 from llamaops.dirs import find_dirs
 from llamaops.errors import ModelUnavailable
 from llamaops.recipe import load_recipe
+from llamaops.resources import resource
 
 if TYPE_CHECKING:
     from llamaops.acquire.convert import Conversion
     from llamaops.core.conversion import Consent
+
+CALIBRATION_TEXT = "templates/text/calibration.txt"
+"""What importance matrices are computed from: prose, talk, code and data in many languages, written for this."""
 
 
 def refuse(_question: str) -> bool:
@@ -45,8 +50,10 @@ def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *
     model, quant = _fetched(profile, progress, converted, offline=offline)
     mark_used(Path(model.path))
     if quant is not None:
-        model = _quantized(model, quant, engine, find_dirs(os.environ).cache, progress)
+        model = _quantized(model, quant, profile.model, engine, find_dirs(os.environ).cache, progress)
         mark_used(Path(model.path))
+    elif profile.model.imatrix or profile.model.tensor_types:
+        progress.say(f"degraded: the source is {model.quant} already: model.imatrix and model.tensor_types do nothing")
     return model
 
 
@@ -130,7 +137,9 @@ def fetch(
             return hub.fetch_hub(ref, cache, progress, offline=offline, sha256=sha256, refresh=refresh)
 
 
-def _quantized(model: Model, quant: str, engine: Engine | None, cache: Path, progress: Progress) -> Model:
+def _quantized(
+    model: Model, quant: str, section: ModelSection, engine: Engine | None, cache: Path, progress: Progress
+) -> Model:
     tool = Path(engine.path).parent / "llama-quantize" if engine else None
     if tool is None or engine is None or not tool.is_file():
         why = "there is no llama-quantize beside the engine" if engine else "no engine is there yet"
@@ -138,8 +147,57 @@ def _quantized(model: Model, quant: str, engine: Engine | None, cache: Path, pro
                                fix="llamaops engine build, or set  quantize: null  to serve the file as it is")
     from llamaops.acquire import quantize
 
-    path = quantize.quantize(tool, model, quant, cache, progress, threads=_all_cpus(), engine_version=engine.version)
+    extras, version = _extras(section), engine.version
+    path = quantize.find_quantized(model, quant, cache, version, extras)
+    if path is None:
+        _check_tensor_types(model, extras)
+        path = quantize.quantize(tool, model, quant, cache, progress, threads=_all_cpus(), engine_version=version,
+                                 extras=extras, matrix=_matrix(model, section.imatrix, engine, cache, progress))
+        if missed := not_taken(extras, gguf_file.read_tensors(path)) if extras.tensor_types else []:
+            more = f", and {len(missed) - 1} more" if missed[1:] else ""
+            progress.say(f"degraded: {missed[0]}{more}: its rows can't be divided into blocks of that type")
     return replace(gguf_file.read_model(path), source=model.source)
+
+
+def _extras(section: ModelSection) -> Extras:
+    """Identify what is asked beside the type. Raises ModelUnavailable when the file of a matrix is none."""
+    types = tuple(section.tensor_types.items())
+    if section.imatrix is None:
+        return Extras(None, types)
+    from llamaops.acquire import imatrix
+
+    if section.imatrix == "auto":
+        return Extras(imatrix.identity(resource(CALIBRATION_TEXT)), types)
+    imatrix.read_entries(Path(section.imatrix))
+    return Extras({"sha256": sha256_of(Path(section.imatrix))}, types)
+
+
+def _matrix(
+    model: Model, asked: str | None, engine: Engine, cache: Path, progress: Progress
+) -> Callable[[], Path] | None:
+    """Return what gives the importance matrix when it is needed. Raises ModelUnavailable for one of another model."""
+    if asked is None:
+        return None
+    from llamaops.acquire import imatrix
+
+    if asked == "auto":
+        return lambda: imatrix.compute(
+            Path(engine.path).parent / "llama-imatrix", model, resource(CALIBRATION_TEXT), cache, progress,
+            threads=_all_cpus(), engine_version=engine.version)
+    if not fits_model(imatrix.read_entries(Path(asked)), gguf_file.read_tensors(Path(model.path))):
+        raise ModelUnavailable("this importance matrix is of another model", where=asked, fix="model.imatrix: auto",
+                               why=f"it has no values for any tensor of {Path(model.path).name}")
+    return lambda: Path(asked)
+
+
+def _check_tensor_types(model: Model, extras: Extras) -> None:
+    if not extras.tensor_types:
+        return
+    tensors = gguf_file.read_tensors(Path(model.path))
+    if (pattern := unmatched(extras, tensors)) is not None:
+        raise ModelUnavailable(f"no tensor of this model that can be quantized matches {pattern!r}",
+                               where="model.tensor_types", why=f"it has {example_names(tensors)}",
+                               fix="mend the pattern; it is searched in the whole name, such as blk.0.attn_v.weight")
 
 
 def _all_cpus() -> int:
@@ -153,7 +211,8 @@ def model_here(profile: Profile, engine: Engine | None) -> Model:
         return model
     from llamaops.acquire import quantize
 
-    done = quantize.find_quantized(model, quant, find_dirs(os.environ).cache, engine.version if engine else None)
+    done = quantize.find_quantized(model, quant, find_dirs(os.environ).cache, engine.version if engine else None,
+                                   _extras(profile.model))
     if done is None:
         raise ModelUnavailable(f"not quantized to {quant} yet", fix="llamaops model pull")
     return replace(gguf_file.read_model(done), source=model.source)

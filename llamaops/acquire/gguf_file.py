@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from llamaops.cache import sha256_of
 from llamaops.core.checkpoint_names import checkpoint_files
-from llamaops.core.gguf_header import Header, HeaderError, parse_header, to_model
+from llamaops.core.gguf_header import Header, HeaderError, Tensor, parse_header, to_model
 from llamaops.core.gguf_names import listed, models_among, part_names
 from llamaops.core.model import Model
 from llamaops.errors import ModelUnavailable
@@ -31,6 +31,11 @@ def read_model(path: Path, *, source: str | None = None, sha256: str | None = No
         model = replace(model, size_bytes=model.size_bytes + more_size,
                         parameters=(model.parameters or 0) + more.parameters)
     return model
+
+
+def read_tensors(path: Path) -> tuple[Tensor, ...]:
+    """Return every tensor of a model as its header (the headers of all its parts) announces it."""
+    return tuple(tensor for name in part_names(path.name) for tensor in _read_header(path.with_name(name))[0].tensors)
 
 
 def find_gguf(path: Path, *, sha256: str | None = None) -> Path:

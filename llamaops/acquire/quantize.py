@@ -9,9 +9,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from llamaops.cache import (
     appearing,
@@ -23,10 +22,12 @@ from llamaops.cache import (
     sha256_of,
     write_json,
 )
-from llamaops.child import capture, run
+from llamaops.child import capture
 from llamaops.core.ggml_types import FULL
 from llamaops.core.model import Model
 from llamaops.core.progress import Bar, Progress
+from llamaops.core.quantizing import PLAIN, Extras
+from llamaops.engine_tool import made_name, provenance, run_tool
 from llamaops.errors import ModelUnavailable
 
 _TYPE = re.compile(r"^\s*\d+\s+or\s+(\S+)\s*:\s*(.*)$", re.MULTILINE)
@@ -43,34 +44,40 @@ def quantize(
     *,
     threads: int,
     engine_version: str | None,
+    extras: Extras = PLAIN,
+    matrix: Callable[[], Path] | None = None,
     cancel: threading.Event | None = None,
 ) -> Path:
     """Return ``model`` as ``quant``: from the cache at once, or made by ``tool`` (llama-quantize) at low priority.
 
-    From a model that is quantized already this is allowed downwards only, and said, because the loss adds up. The
-    result appears when it is whole; beside it lies a JSON file that tells what it was made of. Raises ModelUnavailable
-    (unknown type, upwards, no room, the tool's failure).
+    ``matrix`` gives the importance matrix that ``extras`` identifies; it is called only when there is work to do, after
+    the checks. From a model that is quantized already this is allowed downwards only, and said, because the loss adds
+    up. The result appears when it is whole; beside it lies a JSON file that tells what it was made of. Raises
+    ModelUnavailable (unknown type, upwards, no room, the tool's failure).
     """
-    done = find_quantized(model, quant, cache, engine_version)
+    done = find_quantized(model, quant, cache, engine_version, extras)
     if done is not None:
         return done
     kind = _known(quant, known_types(tool))
     requantize = _check_direction(model, kind, progress)
-    final = _target(model, kind, cache, engine_version)
+    final = _target(model, kind, cache, engine_version, extras)
     make_folder(final.parent)
     lock = final.with_name(f".{final.name}.lock")
     with locked(lock, lambda: progress.say(f"another llamaops makes {final.name}; waiting …"), cancel):
-        done = find_quantized(model, kind, cache, engine_version)
+        done = find_quantized(model, kind, cache, engine_version, extras)
         if done is None:
             with disk_trouble_is(ModelUnavailable, "quantizing", final.parent):
-                _make(tool, model, kind, final, progress, threads, requantize, engine_version, cancel)
+                _make(tool, model, kind, final, progress, threads, requantize, engine_version, extras,
+                      matrix() if matrix else None, cancel)
             done = final
     return done
 
 
-def find_quantized(model: Model, quant: str, cache: Path, engine_version: str | None) -> Path | None:
-    """Return the cached result of `quantize` for this file, type and engine, or None."""
-    return finished(_target(model, _spelled(quant), cache, engine_version))
+def find_quantized(
+    model: Model, quant: str, cache: Path, engine_version: str | None, extras: Extras = PLAIN
+) -> Path | None:
+    """Return the cached result of `quantize` for this file, type, engine and extras, or None."""
+    return finished(_target(model, _spelled(quant), cache, engine_version, extras))
 
 
 def known_types(tool: Path) -> dict[str, str]:
@@ -121,47 +128,32 @@ def _bits(quant: str | None) -> int:
     return int(found[1]) if found else 32
 
 
-def _target(model: Model, kind: str, cache: Path, engine_version: str | None) -> Path:
+def _target(model: Model, kind: str, cache: Path, engine_version: str | None, extras: Extras) -> Path:
     """Name the result by what it is and by what it depends on, without reading the source file's gigabytes."""
-    path = Path(model.path)
-    stem = re.sub(r"[-._]?(?:00001-of-\d{5})$", "", path.stem)
-    stem = re.sub(rf"[-._](?:{re.escape(model.quant or '?')}|F16|BF16|F32|fp16|fp32)$", "", stem, flags=re.IGNORECASE)
-    key = json.dumps([_provenance(model), kind, engine_version], sort_keys=True)
+    more = [] if extras == PLAIN else [extras.imatrix, extras.tensor_types]
+    key = json.dumps([provenance(model), kind, engine_version, *more], sort_keys=True)
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-    return cache / "models" / "quantized" / f"{stem}-{kind}-{digest}.gguf"
-
-
-def _provenance(model: Model) -> dict[str, Any]:
-    """Tell the source file from any other: by checksum where known, else by place, size and time."""
-    if model.sha256:
-        return {"sha256": model.sha256.lower()}
-    path = Path(model.path).resolve()
-    try:
-        info = path.stat()
-    except OSError:
-        return {"path": str(path)}
-    return {"path": str(path), "size_bytes": info.st_size, "mtime_ns": info.st_mtime_ns}
+    return cache / "models" / "quantized" / f"{made_name(model)}-{kind}{extras.mark}-{digest}.gguf"
 
 
 def _make(
     tool: Path, model: Model, kind: str, final: Path, progress: Progress, threads: int, requantize: bool,
-    engine_version: str | None, cancel: threading.Event | None,
+    engine_version: str | None, extras: Extras, matrix: Path | None, cancel: threading.Event | None,
 ) -> None:  # fmt: skip
     _require_room(model, kind, final.parent)
     with progress.bar(f"quantize to {kind}", "steps") as bar, appearing(final) as partial:
-        allow = ["--allow-requantize"] if requantize else []
-        argv = [str(tool), *allow, model.path, str(partial), kind, str(threads)]
-        log = final.with_name(f".{final.name}.log")
-        log.unlink(missing_ok=True)
-        done = run(argv, env={**os.environ, "LC_ALL": "C"}, on_line=_Steps(bar), log=log, niced=True, cancel=cancel)
-        if done.code or not partial.exists():
-            raise ModelUnavailable(f"quantizing to {kind} failed", where=str(log), why=_reason(done.tail),
-                                   fix="the whole output is in that file; another type may work", detail=done.tail)
-        log.unlink(missing_ok=True)
+        more = ["--allow-requantize"] if requantize else []
+        more += ["--imatrix", str(matrix)] if matrix else []
+        for pattern, tensor_type in extras.tensor_types:
+            more += ["--tensor-type", f"{pattern}={tensor_type}"]
+        argv = [str(tool), *more, model.path, str(partial), kind, str(threads)]
+        run_tool(argv, partial, final.with_name(f".{final.name}.log"), f"quantizing to {kind}", _Steps(bar), cancel)
         # The record comes first: a file without one is never used, one with a record is used by size.
         write_json(final.with_suffix(".json"), {
-            "source": model.source, "made_from": _provenance(model), "source_path": model.path,
+            "source": model.source, "made_from": provenance(model), "source_path": model.path,
             "source_quant": model.quant, "requantized": requantize, "type": kind, "engine": engine_version,
+            "imatrix": {**extras.imatrix, "sha256": sha256_of(matrix)} if extras.imatrix and matrix else None,
+            "tensor_types": [f"{pattern}={tensor_type}" for pattern, tensor_type in extras.tensor_types],
             "size_bytes": partial.stat().st_size, "sha256": sha256_of(partial),
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         })  # fmt: skip
@@ -172,11 +164,6 @@ def _require_room(model: Model, kind: str, folder: Path) -> None:
     by_bits = (model.parameters or 0) * (_bits(kind) + 1) // 8
     need = min(by_bits + by_bits // 3, model.size_bytes) if by_bits else model.size_bytes
     require_room(folder, need, f"a {kind} of this model", ModelUnavailable)
-
-
-def _reason(tail: str) -> str | None:
-    lines = [line for line in tail.splitlines() if re.search("error|fail|illegal|requir", line, re.IGNORECASE)]
-    return lines[-1][:300] if lines else None
 
 
 class _Steps:

@@ -38,8 +38,9 @@ class Verdict:
 def take_stock(cache: Path, hub: Path) -> list[Item]:
     """Return everything in both caches, by name."""
     models = cache / "models"
-    found = [*_made(models, "converted"), *_made(models, "quantized"), *_fetched(models / "wheel", "wheel.json"),
-             *_fetched(models / "url", "url.json"), *_of_hub(hub), *_incomplete(models, hub)]
+    found = [*_made(models, "converted"), *_made(models, "quantized"), *_made(models, "imatrix"),
+             *_fetched(models / "wheel", "wheel.json"), *_fetched(models / "url", "url.json"), *_of_hub(hub),
+             *_incomplete(models, hub)]
     return sorted(found, key=lambda item: (item.name, item.path))
 
 
@@ -113,7 +114,8 @@ def _facts(path: Path) -> tuple[str | None, str | None]:
             header = parse_header(data)
     except (OSError, ValueError):  # HeaderError is one; so is an empty file
         return None, None
-    architecture = header.fields.get("general.architecture")
+    # An importance matrix has no architecture; its type says what it is.
+    architecture = header.fields.get("general.architecture") or header.fields.get("general.type")
     return architecture if isinstance(architecture, str) else None, quant_of(header)
 
 

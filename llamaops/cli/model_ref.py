@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,10 +23,11 @@ as_json = click.option("--json", "json_", is_flag=True, help="Print one JSON doc
 
 
 def model_of(ref: str, *, offline: bool, sha256: str | None = None, quantize: str | None = None,
-             yes: bool = False) -> Model:
+             how: Mapping[str, Any] | None = None, yes: bool = False) -> Model:
     """Return the model that REF names, fetched unless ``offline``, converted where it is safetensors.
 
-    ``quantize`` asks for a type beside what a profile says; ``yes`` agrees to installing what converting takes.
+    ``quantize`` asks for a type beside what a profile says, ``how`` replaces its model.imatrix and model.tensor_types;
+    ``yes`` agrees to installing what converting takes.
     """
     from llamaops.dirs import find_dirs
     from llamaops.prepare import acquire_engine
@@ -34,7 +36,8 @@ def model_of(ref: str, *, offline: bool, sha256: str | None = None, quantize: st
     progress, cache = make_progress(), find_dirs(os.environ).cache
     profile = profile_of(ref, sha256)
     if quantize is not None:
-        profile = profile.model_copy(update={"model": profile.model.model_copy(update={"quantize": quantize.upper()})})
+        more = {"quantize": quantize.upper(), **(how or {})}
+        profile = profile.model_copy(update={"model": profile.model.model_copy(update=more)})
     section = profile.model
     fetch(section.source, cache, progress, offline=offline, sha256=section.sha256, refresh=not offline)
     engine = acquire_engine(profile, progress, may_build=False) if section.quantize else None

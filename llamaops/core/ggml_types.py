@@ -44,6 +44,10 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
 }
 """ggml type → (name, elements per block, bytes per block); ggml/include/ggml.h and ggml-common.h of b11434."""
 
+WEIGHT_TYPES = tuple(name for name, _, _ in TENSOR_TYPES.values()
+                     if name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
+"""What weights can be made: the cases of ggml_quantize_chunk and FULL; the others are for sums and indices."""
+
 FILE_TYPES: dict[int, str] = {
     0: "F32",
     1: "F16",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llamaops.core.ggml_types import FILE_TYPES, TENSOR_TYPES
 from llamaops.core.model import Model
@@ -40,6 +40,17 @@ class MoreNeededError(Exception):
         self.bytes = needed
 
 
+class Tensor(NamedTuple):
+    """One tensor as the header announces it; the bytes of a type unknown here count as 0."""
+
+    name: str
+    type: str
+    dimensions: int
+    elements: int
+    bytes: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What the header states. ``strings`` has the lengths of string arrays, ``bytes_by_type`` the tensor data's sum."""
@@ -47,7 +58,7 @@ class Header:
     version: int
     fields: Fields
     strings: Mapping[str, int]
-    tensors: int
+    tensors: tuple[Tensor, ...]
     parameters: int
     bytes_by_type: Mapping[str, int]
 
@@ -68,15 +79,12 @@ def parse_header(data: bytes | mmap, size: int | None = None) -> Header:
     strings: dict[str, int] = {}
     for _ in range(key_count):
         _read_field(at, fields, strings)
+    tensors = tuple(_read_tensor(at) for _ in range(tensor_count))
     sizes: dict[str, int] = {}
-    parameters = end = 0
-    for _ in range(tensor_count):
-        kind, elements, size, offset = _read_tensor(at)
-        parameters += elements
-        sizes[kind] = sizes.get(kind, 0) + size
-        end = max(end, offset + size)
-    _check_whole(at, fields, end, tensor_count)
-    return Header(version, fields, strings, tensor_count, parameters, sizes)
+    for tensor in tensors:
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.bytes
+    _check_whole(at, fields, tensors)
+    return Header(version, fields, strings, tensors, sum(tensor.elements for tensor in tensors), sizes)
 
 
 def describe_foreign(start: bytes) -> str | None:
@@ -210,8 +218,7 @@ def _skip_strings(at: _Cursor, what: str) -> int:
     raise HeaderError(f"truncated: the file ends inside {what}")
 
 
-def _read_tensor(at: _Cursor) -> tuple[str, int, int, int]:
-    """Return type name, elements, bytes and offset; the bytes of a type unknown here count as 0."""
+def _read_tensor(at: _Cursor) -> Tensor:
     name = at.text("a tensor name")[:80]
     dimensions = at.number("<I", f"tensor {name}")
     if not 1 <= dimensions <= 4:
@@ -224,14 +231,14 @@ def _read_tensor(at: _Cursor) -> tuple[str, int, int, int]:
     kind = at.number("<I", f"tensor {name}")
     offset = at.number("<Q", f"tensor {name}")
     type_name, block, width = TENSOR_TYPES.get(kind, (f"type {kind}", 1, 0))
-    return type_name, elements, elements // block * width, offset
+    return Tensor(name, type_name, dimensions, elements, elements // block * width, offset)
 
 
-def _check_whole(at: _Cursor, fields: Fields, end: int, tensors: int) -> None:
+def _check_whole(at: _Cursor, fields: Fields, tensors: Sequence[Tensor]) -> None:
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise HeaderError(f"broken: general.alignment is {alignment}")
-    need = -(-at.pos // alignment) * alignment + end
+    need = -(-at.pos // alignment) * alignment + max((tensor.offset + tensor.bytes for tensor in tensors), default=0)
     if tensors and need > at.size:
         raise HeaderError(f"truncated: {at.size} bytes are here, its tensors need {need}")
 

@@ -29,6 +29,7 @@ from llamaops.core.profile_types import (
     QuantName,
     Sha256,
     SourceText,
+    TensorTypes,
     Threads,
     VariableName,
     Whole,
@@ -36,6 +37,7 @@ from llamaops.core.profile_types import (
     complaint,
     is_loopback,
 )
+from llamaops.core.quantizing import why_idle
 from llamaops.core.source import PathSource, parse_source
 from llamaops.core.yaml_text import Problem, expand, override, read_yaml
 from llamaops.errors import WrongProfile
@@ -68,10 +70,26 @@ class ModelSection(Section):
     sha256: Sha256 | None = Field(default=None, description="SHA-256 of the GGUF; hub checksums are always checked.")
     quantize: QuantName | None = Field(
         default=None, description="Quant type to make, such as Q4_K_M; null serves the file as it is.")
+    imatrix: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Importance matrix for quantizing: auto (computed once), a file, or null.")
+    tensor_types: TensorTypes = Field(
+        default={}, description="Types of single tensors, pattern: type, such as attn_v: Q8_0; the first match wins.")
     aliases: tuple[Alias, ...] = Field(default=(), description="Further names that clients may send as \"model\".")
     context: Whole = Field(default=4096, ge=64, le=1 << 24, description="Tokens of context per slot.")
     kv_type: Literal["auto"] | KvName | KvTypes = Field(
         default="auto", description="Type of the KV cache, or {k: …, v: …}.")
+
+    @property
+    def imatrix_file(self) -> str | None:
+        """Return the path of the importance matrix where the profile names one."""
+        return None if self.imatrix == "auto" else self.imatrix
+
+    @field_validator("imatrix", "tensor_types")
+    @classmethod
+    def _acts(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and "quantize" in info.data and (why := why_idle(info.data["quantize"])):
+            raise complaint("left out", why)
+        return value
 
 
 
@@ -300,6 +318,8 @@ def _anchored(profile: Profile, base: PurePath, environ: Mapping[str, str]) -> P
     model, engine, keys, tls = profile.model, profile.engine, profile.serve.api_keys, profile.serve.tls
     if isinstance(source := parse_source(model.source), PathSource):
         model = model.model_copy(update={"source": f"path:{anchor(source.path)}"})
+    if model.imatrix_file:
+        model = model.model_copy(update={"imatrix": anchor(model.imatrix_file)})
     if engine.path != "auto":
         engine = engine.model_copy(update={"path": anchor(engine.path)})
     if keys and keys.file:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Wi
 from pydantic_core import PydanticCustomError
 
 from llamaops.core.cpuset import MAX_CPUS, CpuSet
+from llamaops.core.quantizing import check_tensor_type
 from llamaops.core.reserved import reserved_flag, reserved_variable
 from llamaops.core.source import QUANT, parse_source
 
@@ -177,6 +178,10 @@ def _cmake(value: dict[str, str | bool | int]) -> dict[str, str | bool | int]:
     return value
 
 
+def _tensor_types(value: dict[str, str]) -> dict[str, str]:
+    return dict(check_tensor_type(pattern, kind) for pattern, kind in value.items())
+
+
 def _address(value: str) -> str:
     if not _is_ip(value) and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})", value):
         raise complaint("an IP address or host name (all interfaces: 0.0.0.0 or ::)")
@@ -201,6 +206,7 @@ SourceText = Annotated[str, AfterValidator(_source)]
 Sha256 = Annotated[str, _matches(r"[0-9a-fA-F]{64}", "64 hexadecimal digits"), AfterValidator(str.lower)]
 QuantName = Annotated[str, AfterValidator(_quant)]
 Alias = Annotated[str, AfterValidator(_printable)]
+TensorTypes = Annotated[dict[str, str], AfterValidator(_tensor_types)]
 CMakeEntries = Annotated[dict[str, str | bool | int], AfterValidator(_cmake)]
 EngineArgs = Annotated[tuple[Word, ...], AfterValidator(_engine_args)]
 EngineEnv = Annotated[dict[str, Word], AfterValidator(_engine_env)]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from llamaops.core.gguf_names import part_names
 
-Kind = Literal["hub", "wheel", "url", "converted", "quantized", "incomplete"]
+Kind = Literal["hub", "wheel", "url", "converted", "quantized", "imatrix", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)

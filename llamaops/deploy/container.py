@@ -152,6 +152,10 @@ def model_pins(profile: Profile, path: str) -> dict[str, Any]:
     pins: dict[str, Any] = {"model.source": f"path:{path}"}
     if profile.model.quantize:
         pins |= {"model.quantize": None, "model.sha256": None}  # of the file it was made from
+    if profile.model.imatrix:
+        pins["model.imatrix"] = None
+    if profile.model.tensor_types:
+        pins["model.tensor_types"] = {}
     return pins
 
 

@@ -59,7 +59,8 @@ def deploy_unit(
         _refuse_unfit(run_as, user=user)
     executable = find_executable()
     pinned = engine.path if engine and profile.engine.path == "auto" else None
-    reads = [str(executable), str(profile_path), *_PYTHON, *filter(None, (pinned, _path_of(profile)))]
+    named = (pinned, _path_of(profile), profile.model.imatrix_file)
+    reads = [str(executable), str(profile_path), *_PYTHON, *filter(None, named)]
     if run_as:
         require_readable(run_as, (*reads, *secret_files(profile)))
     own_cache = user or (run_as is None and _account(reads) is not None)

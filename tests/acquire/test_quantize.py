@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from llamaops.acquire.quantize import find_quantized, known_types, quantize
 from llamaops.child import CancelledError
 from llamaops.core.model import Model
 from llamaops.core.progress import NoProgress
+from llamaops.core.quantizing import PLAIN, Extras
 from llamaops.errors import ModelUnavailable
 
 TOOL = """#!{python}
@@ -235,4 +238,47 @@ def test_no_tool(tmp_path: Path) -> None:
 )
 def test_names(name: str, stem: str, tmp_path: Path) -> None:
     of = Model(path=str(tmp_path / name), size_bytes=1, architecture="x", quant="F16")
-    assert module._target(of, "Q4_0", tmp_path, None).name.startswith(f"{stem}-Q4_0-")
+    assert module._target(of, "Q4_0", tmp_path, None, PLAIN).name.startswith(f"{stem}-Q4_0-")
+
+
+def test_a_matrix_and_tensor_types_reach_the_tool_the_name_and_the_record(tool: Path, tmp_path: Path) -> None:
+    matrix = tmp_path / "m.dat"
+    matrix.write_bytes(b"values")
+    extras = Extras({"sha256": "ab"}, (("attn_v", "Q8_0"), ("attn_.", "Q4_K")))
+    asked = []
+
+    def give() -> Path:
+        asked.append(1)
+        return matrix
+
+    def made(extras: Extras, give: Callable[[], Path] | None = give) -> Path:
+        return quantize(tool, model(tmp_path), "Q4_0", tmp_path / "cache", NoProgress(), threads=2, engine_version="b7",
+                        extras=extras, matrix=give)
+
+    path = made(extras)
+    assert path.name.startswith("Tiny-Q4_0-im-mixed-")
+    assert f"--imatrix {matrix} --tensor-type attn_v=Q8_0 --tensor-type attn_.=Q4_K" in calls(tool)[0]
+    record = json.loads(path.with_suffix(".json").read_text())
+    assert record["imatrix"]["sha256"] == hashlib.sha256(b"values").hexdigest()
+    assert record["tensor_types"] == ["attn_v=Q8_0", "attn_.=Q4_K"]
+    assert made(extras) == path
+    assert (len(calls(tool)), len(asked)) == (1, 1), "what is there asks for no matrix"
+    others = [made(Extras({"sha256": "cd"}, extras.tensor_types)), made(Extras(None, extras.tensor_types), None),
+              made(Extras(extras.imatrix, extras.tensor_types[::-1])), made(PLAIN, None)]
+    assert len({path, *others}) == 5, "each is another file, the order of patterns too"
+
+
+def test_a_wrong_type_is_said_before_a_matrix_is_computed(tool: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match="no quant type"):
+        quantize(tool, model(tmp_path), "Q9", tmp_path / "cache", NoProgress(), threads=1, engine_version="b7",
+                 extras=Extras({"sha256": "ab"}), matrix=lambda: pytest.fail("asked for"))
+
+
+def test_a_type_that_needs_a_matrix_names_the_key(tool: Path, tmp_path: Path) -> None:
+    (tool.parent / "fail").touch()
+    tool.write_text(tool.read_text().replace(
+        "tensor 'x' has the wrong shape",
+        "this quantization requires an imatrix!\\n - offending tensor: blk.0.attn_k.weight"))
+    with pytest.raises(ModelUnavailable, match=r"(?s)needs an importance matrix \(for blk.0.attn_k.weight\).*auto"):
+        make(tool, model(tmp_path), "Q4_0", tmp_path)
+    assert files(tmp_path) == []

@@ -118,7 +118,7 @@ def borrowed(kept: Path, engines: Path) -> str:
     """Return a step that takes the engine of this machine, laid where the step's cache is."""
     lent = kept / "mount-build/lent"
     lent.mkdir(parents=True, exist_ok=True)
-    for name in ("llama-server", "llama-quantize"):
+    for name in ("llama-server", "llama-quantize", "llama-imatrix"):
         shutil.copy(engines / name, lent)
     return f"{MOUNT} install -s -m 0755 /build/lent/* /opt/llamaops/bin/"
 

@@ -39,7 +39,8 @@ def test_it_carries_every_file_it_reads(installed: Path) -> None:
 
 
 def test_it_works_away_from_the_checkout(installed: Path, tmp_path: Path) -> None:
-    names = ["templates/systemd/service.j2", "vendor/llama.cpp.toml", "examples/quickstart.yaml"]
+    names = ["templates/systemd/service.j2", "templates/text/calibration.txt", "vendor/llama.cpp.toml",
+             "examples/quickstart.yaml"]
     script = f"import llamaops.resources as r; print(r.__file__); print(*(r.resource(name) for name in {names}))"
     env = {"PYTHONPATH": str(installed), "LLAMAOPS_CACHE": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
     module, paths = run(sys.executable, "-P", "-c", script, cwd=tmp_path, **env).splitlines()

@@ -17,7 +17,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 # The cache mount keeps the build between image builds: its key covers source, flags and compiler.
 RUN --mount=type=cache,target=/build \
     engine="$(LLAMAOPS_CACHE=/build /opt/llamaops/bin/llamaops engine build -D GGML_NATIVE=OFF -D GGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16)" \
- && install -s -m 0755 "$(dirname "${engine}")/llama-server" "$(dirname "${engine}")/llama-quantize" /opt/llamaops/bin/
+ && install -s -m 0755 "$(dirname "${engine}")/llama-server" "$(dirname "${engine}")/llama-quantize" \
+      "$(dirname "${engine}")/llama-imatrix" /opt/llamaops/bin/
 
 FROM ${PYTHON}
 # util-linux: taskset, chrt, setpriv. tini: as PID 1 it reaps what others leave behind, and passes signals on.
