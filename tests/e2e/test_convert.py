@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import gguf
 import httpx
 import pytest
 from hf_qwen2 import write_qwen2
@@ -97,6 +99,39 @@ def test_a_qwen2_with_the_real_vocabulary_is_converted_quantized_and_served(
     unknown = running.cli("model", "quantize", str(folder), "Q9_Z")
     assert unknown.returncode == 69
     assert "Q9_Z" in unknown.stderr
+
+
+@pytest.mark.timeout(3600)
+def test_two_bits_by_an_importance_matrix_with_some_tensors_finer(
+    up: Up, tmp_path: Path, env: dict[str, str], vocabulary: Path
+) -> None:
+    folder = write_qwen2(tmp_path / "Tiny Qwen2", vocabulary)
+    refused = subprocess.run([*LLAMAOPS, "model", "quantize", str(folder), "IQ2_XXS", "--yes"], env=env, text=True,
+                             capture_output=True, timeout=3000)
+    assert refused.returncode == 69
+    assert "model.imatrix: auto" in refused.stderr
+    path = tmp_path / "fine.yaml"
+    path.write_text(f"name: quickstart\nmodel: {{source: 'path:{folder}', quantize: IQ2_XXS, imatrix: auto, "
+                    "tensor_types: {attn_v: q8_0, 'blk.1.ffn_': IQ4_NL, token_embd: q4_0}, context: 256}\n")
+    running = up(profile=path)
+    body = {"model": "quickstart", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=120)
+    assert answer.json()["usage"]["completion_tokens"] > 0
+    made = pull(path, env)
+    (matrix,) = (tmp_path / "cache/models/imatrix").glob("*.gguf")
+    record, computed = json.loads(made.with_suffix(".json").read_text()), matrix.stat()
+    assert record["imatrix"]["sha256"] == hashlib.sha256(matrix.read_bytes()).hexdigest()
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(made).tensors}
+    assert {types[f"blk.{layer}.attn_v.weight"] for layer in (0, 1)} == {"Q8_0"}
+    assert {types[f"blk.1.ffn_{part}.weight"] for part in ("up", "down", "gate")} == {"IQ4_NL"}
+    assert {types[f"blk.0.ffn_{part}.weight"] for part in ("up", "down", "gate")} == {"IQ2_XXS"}
+    other = running.cli("model", "quantize", str(folder), "Q4_0", "--imatrix", "auto")
+    assert other.returncode == 0, other.stderr
+    assert (matrix.stat().st_ino, matrix.stat().st_mtime_ns) == (computed.st_ino, computed.st_mtime_ns)
+    by_file = running.cli("model", "quantize", str(folder), "Q4_0", "--imatrix", str(matrix))
+    assert Path(by_file.stdout.strip()).read_bytes() == Path(other.stdout.strip()).read_bytes()
+    nothing = running.cli("model", "quantize", str(folder), "Q4_0", "--tensor-type", "attn_w=Q8_0")
+    assert (nothing.returncode, "blk.N.attn_v.weight" in nothing.stderr) == (69, True)
 
 
 @pytest.fixture
