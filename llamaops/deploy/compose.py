@@ -44,6 +44,8 @@ def render_compose(
     pins = container.image_pins(profile) | _placement_pins(plan)
     if mounted:
         pins |= container.model_pins(profile, mounted[1])
+    else:
+        container.refuse_matrix_file(profile)
     line = baseline or container.best_baseline(host)
     context = _service(profile, plan, host, user, mounted) | {
         "image": container.image_name(line), "context": source or ".",

@@ -159,6 +159,15 @@ def model_pins(profile: Profile, path: str) -> dict[str, Any]:
     return pins
 
 
+def refuse_matrix_file(profile: Profile) -> None:
+    """Raise WrongProfile where the container would have to quantize by a file that it does not have."""
+    if profile.model.imatrix_file:
+        raise WrongProfile("the container does not have this importance matrix", where="model.imatrix",
+                           why=f"{profile.model.imatrix_file} is a file of this machine",
+                           fix="set  model.imatrix: auto,  or make the model here first: llamaops model pull PROFILE "
+                               "(Kubernetes: serve the result by  path:  or  https:)")
+
+
 def is_split(model: Model) -> bool:
     """Tell whether the model is the first of several files."""
     return bool(_SPLIT.search(PurePosixPath(model.path).name))

@@ -38,7 +38,7 @@ def render_kubernetes(profile: Profile, text: str, plan: Plan, *, baseline: str,
     """
     container.refuse_secret_overrides(overrides)
     _refuse_exposure(profile)
-    _refuse_matrix_file(profile)
+    container.refuse_matrix_file(profile)
     context = _context(profile, plan, baseline)
     pins = container.image_pins(profile) | _pins(profile, plan)
     files = {name: render(f"k8s/{name}.j2", context, str) for name in FILES}
@@ -77,14 +77,6 @@ def _refuse_exposure(profile: Profile) -> None:
         raise WrongProfile("this profile says nothing of who may call from the cluster", where="serve.api_keys",
                            why="it was made for this machine alone, and a Service listens to the whole cluster",
                            fix="set serve.api_keys, or accept it: --set serve.allow_insecure=true")
-
-
-def _refuse_matrix_file(profile: Profile) -> None:
-    if profile.model.imatrix_file:
-        raise WrongProfile("the cluster does not have this importance matrix", where="model.imatrix",
-                           why=f"{profile.model.imatrix_file} is a file of this machine",
-                           fix="set  model.imatrix: auto,  or quantize here (llamaops model quantize) and serve the "
-                               "result by  path:  or  https:")
 
 
 def _pins(profile: Profile, plan: Plan) -> dict[str, Any]:

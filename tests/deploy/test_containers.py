@@ -280,6 +280,24 @@ def test_the_model_is_mounted_where_it_is_here_and_fetched_where_not() -> None:
     assert claims == ["llamaops-quickstart-models"]
 
 
+def test_a_matrix_of_this_machine_goes_only_where_the_model_is_made_already() -> None:
+    by_file = ("model.quantize=Q4_0", "model.imatrix=m.gguf", "model.tensor_types={attn_v: Q8_0}")
+    text = (ROOT / "examples/quickstart.yaml").read_text()
+    profile = profile_of(text, "quickstart", "serve.allow_insecure=true", *by_file)
+    host = machine("desktop-4c8t")
+
+    def compose_file(model: Model | None) -> str:
+        return render_compose(profile, text, plan(profile, host, SMALL, None), host, model, user="1:1", folder="/x",
+                              source=None, overrides=by_file)["profile.yaml"]
+
+    inside = parse_profile(compose_file(SMALL), stem="x", base=Path("/"), environ={}).model
+    assert (inside.quantize, inside.imatrix, inside.tensor_types) == (None, None, {})
+    with pytest.raises(WrongProfile, match=r"/etc/llamaops/m\.gguf is a file of this machine"):
+        compose_file(None)
+    with pytest.raises(WrongProfile, match="does not have this importance matrix"):
+        render_kubernetes(profile, text, plan(profile, host, SMALL, None), baseline="x86-64-v3", from_source=False)
+
+
 # ---- components of a cluster that has more
 
 @pytest.mark.parametrize("case", CASES)
