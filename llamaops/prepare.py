@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llamaops.acquire import calibrate, locate
+from llamaops import rates
+from llamaops.acquire import locate
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.engine import Engine, compile_jobs
-from llamaops.core.launch import LaunchSpec, environment, launch, wrappers
+from llamaops.core.launch import LaunchSpec, launch
 from llamaops.core.model import Model
 from llamaops.core.plan import Note, Plan, plan, plan_json
 from llamaops.core.profile import EngineSection, Profile, parse_profile
@@ -103,17 +104,15 @@ def prepare(profile: Profile, progress: Progress, *, may_build: bool = True, off
     which it may have narrowed meanwhile; ``held`` is what an engine holds that the planned one replaces.
     """
     engine = acquire_engine(profile, progress, may_build=may_build)
-    model = acquire_model(profile, engine, progress, offline=offline, consent=consent)
-    host = probe_host(affinity=affinity).without(held)
+
+    def machine() -> Host:
+        return probe_host(affinity=affinity).without(held)
+
+    model = acquire_model(profile, engine, progress, offline=offline, consent=consent, machine=machine)
+    host = machine()
     planned = plan(profile, host, model, engine)
-    rates = _rates(profile, host, model, engine, planned, progress)
-    return Planned(profile, host, model, engine, plan(profile, host, model, engine, rates) if rates else planned)
-
-
-def measured_rates(profile: Profile, model: Model, engine: Engine, progress: Progress) -> Calibration | None:
-    """Return how fast the engine is with this model, placed as the profile would have it; None on a busy machine."""
-    host = probe_host()
-    return _measured(profile, host, model, engine, plan(profile, host, model, engine), progress)
+    measured = _rates(profile, host, model, engine, planned, progress)
+    return Planned(profile, host, model, engine, plan(profile, host, model, engine, measured) if measured else planned)
 
 
 def _rates(profile: Profile, host: Host, model: Model, engine: Engine, planned: Plan,
@@ -121,13 +120,7 @@ def _rates(profile: Profile, host: Host, model: Model, engine: Engine, planned: 
     """Return the rates that the batch size follows from, measured the first time; None where nothing follows."""
     if planned.serving.slots == 1 or planned.serving.embeddings:
         return None
-    return _measured(profile, host, model, engine, planned, progress)
-
-
-def _measured(profile: Profile, host: Host, model: Model, engine: Engine, planned: Plan,
-              progress: Progress) -> Calibration | None:
-    chain, env = wrappers(planned.placement, host.tools), environment(planned.placement, profile, engine, os.environ)
-    return calibrate.calibrate(engine, model, planned.placement, chain, env, find_dirs(os.environ).cache, progress)
+    return rates.measure(profile, host, model, engine, planned, progress)
 
 
 def plan_only(profile: Profile, host_root: Path | None = None) -> Planned:
@@ -140,8 +133,8 @@ def plan_only(profile: Profile, host_root: Path | None = None) -> Planned:
     host = probe_host(host_root or "/")
     planned = plan(profile, host, model, engine)
     if host_root is None and engine is not None and model is not None:
-        rates = calibrate.find_calibration(engine, model, planned.placement, find_dirs(os.environ).cache)
-        planned = plan(profile, host, model, engine, rates) if rates else planned
+        measured = rates.find(model, engine, planned)
+        planned = plan(profile, host, model, engine, measured) if measured else planned
     notes = tuple(n for n in (engine_note, model_note) if n)
     return Planned(profile, host, model, engine, replace(planned, notes=notes + planned.notes))
 

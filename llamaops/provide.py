@@ -21,12 +21,14 @@ from llamaops.core.quantizing import Extras, example_names, fits_model, not_take
 from llamaops.core.source import HubSource, PathSource, UrlSource, WheelSource, parse_source
 from llamaops.dirs import find_dirs
 from llamaops.errors import ModelUnavailable
+from llamaops.host import probe_host
 from llamaops.recipe import load_recipe
 from llamaops.resources import resource
 
 if TYPE_CHECKING:
     from llamaops.acquire.convert import Conversion
     from llamaops.core.conversion import Consent
+    from llamaops.core.topology import Host
 
 CALIBRATION_TEXT = "templates/text/calibration.txt"
 """What importance matrices are computed from: prose, talk, code and data in many languages, written for this."""
@@ -38,11 +40,12 @@ def refuse(_question: str) -> bool:
 
 
 def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *, offline: bool,
-                  consent: Consent = refuse) -> Model:
+                  consent: Consent = refuse, machine: Callable[[], Host] = probe_host) -> Model:
     """Fetch the model, convert and quantize it where needed, and read its header.
 
     ``engine`` supplies llama-quantize, from the folder it lies in; ``consent`` is asked before the converter's Python
-    packages are installed. Raises ModelUnavailable, BuildFailed (no engine source for the converter) or TryAgain.
+    packages are installed; ``machine`` tells what ``model.quantize: auto`` has to fit. Raises ModelUnavailable,
+    BuildFailed (no engine source for the converter) or TryAgain.
     """
     def converted(work: Conversion) -> Path:
         return convert_model(work, engine, progress, consent)
@@ -50,11 +53,25 @@ def acquire_model(profile: Profile, engine: Engine | None, progress: Progress, *
     model, quant = _fetched(profile, progress, converted, offline=offline)
     mark_used(Path(model.path))
     if quant is not None:
-        model = _quantized(model, quant, profile.model, engine, find_dirs(os.environ).cache, progress)
+        model = _made(profile, model, quant, engine, progress, machine)
         mark_used(Path(model.path))
     elif profile.model.imatrix or profile.model.tensor_types:
         progress.say(f"degraded: the source is {model.quant} already: model.imatrix and model.tensor_types do nothing")
     return model
+
+
+def _made(profile: Profile, source: Model, quant: str, engine: Engine | None, progress: Progress,
+          machine: Callable[[], Host]) -> Model:
+    cache = find_dirs(os.environ).cache
+    if quant != "auto" or engine is None:
+        return _quantized(source, quant, profile.model, engine, cache, progress)
+    from llamaops import rates
+    from llamaops.auto_quant import choose
+
+    host = machine()
+    return choose(profile, source, host, engine,
+                  lambda kind: _quantized(source, kind, profile.model, engine, cache, progress),
+                  lambda model, planned: rates.measure(profile, host, model, engine, planned, progress))
 
 
 def _fetched(profile: Profile, progress: Progress, converted: Callable[[Conversion], Path], *,
@@ -209,10 +226,21 @@ def model_here(profile: Profile, engine: Engine | None) -> Model:
     model, quant = _fetched(profile, NoProgress(), _converted_here, offline=True)
     if quant is None:
         return model
+    if quant != "auto" or engine is None:
+        return _quantized_here(model, quant, profile.model, engine)
+    from llamaops import rates
+    from llamaops.auto_quant import choose
+
+    return choose(profile, model, probe_host(), engine,
+                  lambda kind: _quantized_here(model, kind, profile.model, engine),
+                  lambda made, planned: rates.find(made, engine, planned))
+
+
+def _quantized_here(model: Model, quant: str, section: ModelSection, engine: Engine | None) -> Model:
     from llamaops.acquire import quantize
 
     done = quantize.find_quantized(model, quant, find_dirs(os.environ).cache, engine.version if engine else None,
-                                   _extras(profile.model))
+                                   _extras(section))
     if done is None:
         raise ModelUnavailable(f"not quantized to {quant} yet", fix="llamaops model pull")
     return replace(gguf_file.read_model(done), source=model.source)

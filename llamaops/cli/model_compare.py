@@ -81,7 +81,8 @@ def _rows(ref: str, models: Sequence[Model], named: str | None) -> list[Row]:
     from llamaops.acquire.quality import judge
     from llamaops.core.quality import base_of, check_comparable
     from llamaops.dirs import find_dirs
-    from llamaops.prepare import acquire_engine, measured_rates
+    from llamaops.prepare import acquire_engine
+    from llamaops.rates import measure_here
 
     check_comparable(models)
     models = sorted(models, key=lambda model: -model.size_bytes)
@@ -89,7 +90,7 @@ def _rows(ref: str, models: Sequence[Model], named: str | None) -> list[Row]:
     progress, profile = make_progress(), profile_of(ref)
     engine = acquire_engine(profile, progress, may_build=False)
     tool = _tool(engine)
-    rates = [measured_rates(profile, model, engine, progress) for model in models]
+    rates = [measure_here(profile, model, engine, progress) for model in models]
     qualities = judge(tool, models, base, find_dirs(os.environ).cache / "tmp", progress, threads=os.cpu_count() or 1)
     return [Row(*found, base=i == base) for i, found in enumerate(zip(models, rates, qualities, strict=True))]
 

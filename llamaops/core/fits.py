@@ -64,9 +64,14 @@ def fits(model: Model, variants: Sequence[Variant], available: int | None) -> li
     """Return what each variant would take, largest first."""
     context, out = compared_at(model), []
     for variant in sorted(variants, key=lambda v: -v.size_bytes):
-        total = _total(replace(model, quant=variant.quant, size_bytes=variant.size_bytes), context, "f16")
+        total = total_at(model, variant, context)
         out.append(Fit(variant, total, None if available is None else total <= available))
     return out
+
+
+def total_at(model: Model, variant: Variant, context: int) -> int:
+    """Return the memory of one slot of so much context, f16 KV, with a variant of the model."""
+    return _total(replace(model, quant=variant.quant, size_bytes=variant.size_bytes), context, "f16")
 
 
 def estimated(model: Model) -> Iterator[Variant]:

@@ -33,6 +33,8 @@ class Model:
     has_chat_template: bool = False
     source: str | None = None
     sha256: str | None = None
+    chosen: str | None = None
+    """Why ``model.quantize: auto`` took this file."""
 
 
 POOLING_RANK = 4

@@ -102,6 +102,8 @@ def plan(profile: Profile, host: Host, model: Model | None, engine: Engine | Non
     context = choose_context(profile, model, findings)
     choice = _choose(profile, host, usable, found, least_bytes(model, context), policy, findings)
     placement = _place(profile, host, policy, choice, usable, engine, findings)
+    if model is not None and model.chosen is not None:
+        findings.because("model.quantize", model.chosen)
     serving, memory = _serve(profile, host, model, placement, context, calibration, findings)
     _general_notes(host, memory, findings)
     if profile.placement.strict:

