@@ -55,7 +55,7 @@ def run_tool(
         log.unlink(missing_ok=True)
         raise _needs_matrix(work, done.tail)
     raise ModelUnavailable(f"{work} failed", where=str(log), why=_reason(done.tail, done.code), detail=done.tail,
-                           fix="the whole output is in that file; another type may work")
+                           fix="the whole output is in that file")
 
 
 def _needs_matrix(work: str, tail: str) -> ModelUnavailable:
@@ -67,5 +67,6 @@ def _needs_matrix(work: str, tail: str) -> ModelUnavailable:
 
 
 def _reason(tail: str, code: int) -> str:
-    lines = [line for line in tail.splitlines() if re.search("error|fail|illegal|invalid|requir", line, re.IGNORECASE)]
-    return lines[-1][:300] if lines else f"it ended with {code}" + (", killed: out of memory?" if code == -9 else "")
+    """Return the first line that speaks of a failure: those after it only say that there was one."""
+    lines = [line for line in tail.splitlines() if re.search("error|fail|illegal|invalid", line, re.IGNORECASE)]
+    return lines[0][:300] if lines else f"it ended with {code}" + (", killed: out of memory?" if code == -9 else "")
