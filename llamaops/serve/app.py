@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from llamaops.core.plan import Serving
 from llamaops.core.profile import Profile
 from llamaops.core.profile_types import is_loopback
 from llamaops.serve import requestlog
@@ -43,7 +44,8 @@ class RelayConfig:
     """How the relay listens to its clients; all of it can change at reload. Sizes in bytes, times in seconds.
 
     ``keyless_local``: anything on this machine may ask, so foreign web pages must be told apart. ``ping_interval_s``: a
-    stream that has been silent so long gets its headers and a comment line; None never.
+    stream that has been silent so long gets its headers and a comment line; None never. ``embeds``: the model writes no
+    text.
     """
 
     model: str
@@ -57,22 +59,24 @@ class RelayConfig:
     queue_per_key: int = 8
     queue_timeout_s: float = 600.0
     ping_interval_s: float | None = 10.0
+    embeds: bool = False
 
     @classmethod
-    def from_profile(cls, profile: Profile, slots: int, keys: KeyRing | None) -> RelayConfig:
-        """Take the relay's part of a profile; ``slots`` is the plan's, ``keys`` come from `auth.load_keys`."""
+    def from_profile(cls, profile: Profile, serving: Serving, keys: KeyRing | None) -> RelayConfig:
+        """Take the relay's part of a profile; ``serving`` is the plan's, ``keys`` come from `auth.load_keys`."""
         serve = profile.serve
         return cls(
             model=profile.name, aliases=profile.model.aliases, keys=keys, cors_origins=serve.cors_origins,
             keyless_local=keys is None and is_loopback(serve.host) and not serve.allow_insecure,
-            max_body_bytes=int(serve.max_body_mib * (1 << 20)), slots=slots, queue_depth=serve.queue.depth,
-            queue_per_key=serve.queue.per_key, queue_timeout_s=serve.queue.timeout_s,
+            max_body_bytes=int(serve.max_body_mib * (1 << 20)), slots=serving.slots,
+            queue_depth=serve.queue.depth, queue_per_key=serve.queue.per_key, queue_timeout_s=serve.queue.timeout_s,
+            embeds=serving.embeddings,
         )
 
     def limits(self) -> RelayLimits:
         """Return what the relay itself needs of this."""
         return RelayLimits((self.model, *self.aliases), self.max_body_bytes, self.queue_timeout_s, self.ping_interval_s,
-                           self.keys)
+                           self.keys, self.embeds)
 
 
 class App:

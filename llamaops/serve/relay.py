@@ -35,6 +35,7 @@ class RelayLimits:
     queue_timeout_s: float
     ping_interval_s: float | None
     keys: KeyRing | None = None
+    embeds: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -70,6 +71,8 @@ class Relay:
 
     async def carry(self, call: Call, route: Route, limits: RelayLimits) -> None:
         """Answer ``call`` with what the engine says. Raises Refusal before the first byte, ClientGone at any time."""
+        if limits.embeds:
+            check_embeds(route)
         if self.coming() is None:
             self.endpoint()
         self.bodies.limit = limits.held_bytes
@@ -124,6 +127,13 @@ class Relay:
             raise Refusal(503, f"the engine is {endpoint.state}: {endpoint.reason}", kind="server_error",
                           code="engine_unavailable", retry_after_s=endpoint.retry_after_s)
         return endpoint
+
+
+def check_embeds(route: Route) -> None:
+    """Raise Refusal where text is asked of a model that writes none: the engine would answer 500."""
+    if route.family is not None:
+        raise Refusal(400, f"this model turns texts into vectors and writes none: POST /v1/embeddings instead of "
+                      f"{route.path}", kind="invalid_request_error", code="embedding_model", param="model")
 
 
 def check_model(name: str, names: tuple[str, ...]) -> None:

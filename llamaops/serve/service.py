@@ -396,7 +396,7 @@ class Service:
 def _relay_config(job: Job, keys: KeyRing | None) -> RelayConfig:
     from llamaops.serve.app import RelayConfig
 
-    return RelayConfig.from_profile(job.profile, job.plan.serving.slots, keys)
+    return RelayConfig.from_profile(job.profile, job.plan.serving, keys)
 
 
 def _with_tls(profile: Profile) -> str:

@@ -64,8 +64,8 @@ def test_an_embedding_model_in_two_types(up: Up, tmp_path: Path, env: dict[str, 
         found[quantize] = embeddings(running.url)
         refused = httpx.post(f"{running.url}/v1/chat/completions", timeout=120,
                              json={"model": "quickstart", "messages": [{"role": "user", "content": "Hi"}]})
-        assert 400 <= refused.status_code < 600
-        assert refused.json()["error"]["message"]
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "embedding_model")
+        assert "/v1/embeddings" in refused.json()["error"]["message"]
         assert running.cli("stop").returncode == 0
     whole, small = found[None], found["Q8_0"]
     assert min(cosine(a, b) for a, b in zip(whole, small, strict=True)) >= 0.999

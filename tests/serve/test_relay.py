@@ -323,6 +323,25 @@ def test_a_stream_that_waits_gets_headers_and_comments_and_then_its_events() -> 
     run(main())
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+                                  "/completion", "/infill"])
+def test_text_asked_of_a_model_that_embeds_is_refused_with_the_way_to_go(path: str) -> None:
+    async def script(request: EngineRequest) -> None:
+        await request.send(json_answer(b'{"data":[]}', "200 OK"))
+
+    async def main() -> None:
+        async with rig(script, embeds=True) as r:
+            answer = await (await r.post(path, ASK)).answer()
+            assert answer.status == 400
+            error = json.loads(answer.body)["error"]
+            assert "/v1/embeddings" in error["message"]
+            assert not r.requests
+            for open_path in ("/v1/embeddings", "/v1/rerank", "/tokenize"):
+                assert (await (await r.post(open_path, b"{}")).answer()).status == 200
+
+    run(main())
+
+
 @pytest.mark.parametrize("mended", [True, False])
 def test_what_comes_while_a_reload_leaves_no_engine_waits_for_the_new_one(mended: bool) -> None:
     async def script(request: EngineRequest) -> None:
