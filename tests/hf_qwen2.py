@@ -63,3 +63,20 @@ def tensors(vocabulary: int) -> dict[str, Tensor]:
         found |= {f"model.layers.{layer}.{name}.weight": ones(WIDTH)
                   for name in ("input_layernorm", "post_attention_layernorm")}
     return found
+
+
+def write_lora(folder: Path, base: Path) -> Path:
+    """Write a LoRA adapter of that model into a new folder, as PEFT saves it; strong enough to change every answer."""
+    folder.mkdir(parents=True)
+    rng, rank, found = np.random.default_rng(2), 4, {}
+    for layer in range(LAYERS):
+        for name, rows in (("q_proj", WIDTH), ("v_proj", KV_HEADS * WIDTH // HEADS)):
+            for part, shape in (("lora_A", (rank, WIDTH)), ("lora_B", (rows, rank))):
+                data = rng.standard_normal(shape, dtype=np.float32)
+                key = f"base_model.model.model.layers.{layer}.self_attn.{name}.{part}.weight"
+                found[key] = "F32", shape, data.tobytes()
+    write(folder / "adapter_config.json",
+          {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "r": rank,
+           "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "bias": "none"})
+    (folder / "adapter_model.safetensors").write_bytes(safetensors(found))
+    return folder

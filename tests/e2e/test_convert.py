@@ -13,7 +13,7 @@ from pathlib import Path
 import gguf
 import httpx
 import pytest
-from hf_qwen2 import write_qwen2
+from hf_qwen2 import write_lora, write_qwen2
 from running import LLAMAOPS, Up, with_own_models
 
 from llamaops.dirs import find_dirs
@@ -148,3 +148,31 @@ def vocabulary(tmp_path: Path, engine_path: str) -> Path:
                     target.write_bytes(file.read())
                     return target
     pytest.fail(f"no engine source among {archives} (llamaops engine build fetches it)")
+
+
+@pytest.mark.timeout(3600)
+def test_a_lora_adapter_is_converted_and_changes_the_answers(
+    up: Up, tmp_path: Path, env: dict[str, str], vocabulary: Path
+) -> None:
+    folder = write_qwen2(tmp_path / "Tiny Qwen2", vocabulary)
+    adapter = write_lora(tmp_path / "Tiny LoRA", folder)
+    path = profile(tmp_path, "qwen", f"path:{folder}", None)
+    pull(path, env)
+    words = ["model", "convert", str(adapter), "--base", str(folder), "--yes", "--json"]
+    done = subprocess.run([*LLAMAOPS, *words], env=env, stdout=subprocess.PIPE, text=True, timeout=3000)
+    made = json.loads(done.stdout)
+    assert Path(made["path"]).name.startswith("lora-")
+    assert made["base"] == str(folder)
+
+    def tokens(*more: str) -> list[int]:
+        running = up(*more, profile=path)
+        body = {"prompt": "Hello", "n_predict": 16, "temperature": 0, "return_tokens": True}
+        answer = httpx.post(f"{running.url}/completion", json=body, timeout=120).json()
+        assert running.cli("stop").returncode == 0
+        found: list[int] = answer["tokens"]
+        return found
+
+    plain = tokens()
+    assert len(plain) == 16
+    assert tokens() == plain
+    assert tokens("--set", f"engine.args=[--lora, '{made['path']}']") != plain
