@@ -10,6 +10,8 @@ import numpy as np
 from safetensors_bytes import Tensor, safetensors
 
 WIDTH, FFN, LAYERS, HEADS, KV_HEADS = 256, 512, 2, 4, 2
+SEEN, SEEING_LAYERS = 64, 3
+"""Width and depth of the part that reads images; the converter takes its merger's ``mlp.2`` for a third layer."""
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -63,6 +65,41 @@ def tensors(vocabulary: int) -> dict[str, Tensor]:
         found |= {f"model.layers.{layer}.{name}.weight": ones(WIDTH)
                   for name in ("input_layernorm", "post_attention_layernorm")}
     return found
+
+
+def write_qwen2_vl(folder: Path, vocabulary: Path) -> Path:
+    """Write a model that sees, too (Qwen2-VL), into a new folder: the same text part, and layers that read images."""
+    write_qwen2(folder, vocabulary)
+    config = json.loads((folder / "config.json").read_text())
+    seeing = {"depth": SEEING_LAYERS, "embed_dim": SEEN, "num_heads": 2, "hidden_size": WIDTH, "in_chans": 3,
+              "mlp_ratio": WIDTH // SEEN, "patch_size": 14, "spatial_patch_size": 14, "spatial_merge_size": 2,
+              "temporal_patch_size": 2, "model_type": "qwen2_vl"}
+    write(folder / "config.json", config | {
+        "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "vision_config": seeing,
+        "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}})
+    write(folder / "preprocessor_config.json", {
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+        "min_pixels": 3136, "max_pixels": 50176, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]})
+    found = tensors(config["vocab_size"]) | seeing_tensors()
+    (folder / "model.safetensors").write_bytes(safetensors(found))
+    return folder
+
+
+def seeing_tensors() -> dict[str, Tensor]:
+    """Return every weight of the part that reads images."""
+    rng, merged = np.random.default_rng(3), 4 * SEEN
+    shapes: dict[str, tuple[int, ...]] = {
+        "patch_embed.proj.weight": (SEEN, 3, 2, 14, 14), "merger.ln_q.weight": (SEEN,), "merger.ln_q.bias": (SEEN,),
+        "merger.mlp.0.weight": (merged, merged), "merger.mlp.0.bias": (merged,),
+        "merger.mlp.2.weight": (WIDTH, merged), "merger.mlp.2.bias": (WIDTH,)}
+    for layer in range(SEEING_LAYERS):
+        shapes |= {f"blocks.{layer}.{name}": shape for name, shape in {
+            "norm1.weight": (SEEN,), "norm1.bias": (SEEN,), "norm2.weight": (SEEN,), "norm2.bias": (SEEN,),
+            "attn.qkv.weight": (3 * SEEN, SEEN), "attn.qkv.bias": (3 * SEEN,), "attn.proj.weight": (SEEN, SEEN),
+            "attn.proj.bias": (SEEN,), "mlp.fc1.weight": (WIDTH, SEEN), "mlp.fc1.bias": (WIDTH,),
+            "mlp.fc2.weight": (SEEN, WIDTH), "mlp.fc2.bias": (SEEN,)}.items()}
+    return {f"visual.{name}": ("F16", shape, rng.standard_normal(shape, dtype=np.float32).astype(np.float16).tobytes())
+            for name, shape in shapes.items()}
 
 
 def write_lora(folder: Path, base: Path) -> Path:

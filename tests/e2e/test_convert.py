@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 import os
+import struct
 import subprocess
 import tarfile
+import zlib
 from pathlib import Path
 
 import gguf
 import httpx
 import pytest
-from hf_qwen2 import write_lora, write_qwen2
+from hf_qwen2 import write_lora, write_qwen2, write_qwen2_vl
 from running import LLAMAOPS, Up, with_own_models
 
 from llamaops.dirs import find_dirs
@@ -176,3 +179,39 @@ def test_a_lora_adapter_is_converted_and_changes_the_answers(
     assert len(plain) == 16
     assert tokens() == plain
     assert tokens("--set", f"engine.args=[--lora, '{made['path']}']") != plain
+
+
+@pytest.mark.timeout(3600)
+def test_a_projector_is_converted_and_images_are_read(
+    up: Up, tmp_path: Path, env: dict[str, str], vocabulary: Path
+) -> None:
+    folder = write_qwen2_vl(tmp_path / "Tiny VL", vocabulary)
+    path = profile(tmp_path, "vl", f"path:{folder}", None)
+    pull(path, env)
+    words = ["model", "convert", str(folder), "--mmproj", "--yes", "--json"]
+    done = subprocess.run([*LLAMAOPS, *words], env=env, stdout=subprocess.PIPE, text=True, timeout=3000)
+    made = json.loads(done.stdout)
+    assert Path(made["path"]).name.startswith("mmproj-")
+    running = up("--set", f"engine.args=[--mmproj, '{made['path']}']", profile=path)
+
+    def prompt_tokens(*parts: dict[str, object]) -> int:
+        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
+        answer = httpx.post(f"{running.url}/v1/chat/completions", timeout=120,
+                            json={"model": "quickstart", "messages": messages, "max_tokens": 2})
+        assert answer.status_code == 200, answer.text
+        count: int = answer.json()["usage"]["prompt_tokens"]
+        return count
+
+    url = f"data:image/png;base64,{base64.b64encode(png(56, 56)).decode()}"
+    image: dict[str, object] = {"type": "image_url", "image_url": {"url": url}}
+    assert prompt_tokens(image) >= prompt_tokens() + 4  # 56 x 56 pixels in patches of 14, four of which are one token
+
+
+def png(width: int, height: int) -> bytes:
+    """Return an image of one colour (PNG specification, third edition)."""
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + b"\xc0\x40\x20" * width) * height
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
