@@ -54,7 +54,7 @@ def run_tool(
     if _WANTS_MATRIX.search(done.tail):
         log.unlink(missing_ok=True)
         raise _needs_matrix(work, done.tail)
-    raise ModelUnavailable(f"{work} failed", where=str(log), why=_reason(done.tail, done.code), detail=done.tail,
+    raise ModelUnavailable(f"{work} failed", where=str(log), why=failure_reason(done.tail, done.code), detail=done.tail,
                            fix="the whole output is in that file")
 
 
@@ -66,7 +66,7 @@ def _needs_matrix(work: str, tail: str) -> ModelUnavailable:
                             fix="set  model.imatrix: auto  (or --imatrix auto): it is computed once")
 
 
-def _reason(tail: str, code: int) -> str:
+def failure_reason(tail: str, code: int) -> str:
     """Return the first line that speaks of a failure: those after it only say that there was one."""
     lines = [line for line in tail.splitlines() if re.search("error|fail|illegal|invalid", line, re.IGNORECASE)]
     return lines[0][:300] if lines else f"it ended with {code}" + (", killed: out of memory?" if code == -9 else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -14,14 +13,13 @@ from llamaops.child import run
 from llamaops.core.model import Model
 from llamaops.core.progress import Progress
 from llamaops.core.quality import CONTEXT, Quality, parse_against_base, parse_base
+from llamaops.engine_tool import failure_reason, tool_environment
 from llamaops.errors import ModelUnavailable
 from llamaops.resources import resource
 
 TEXT = "templates/text/evaluation.txt"
 BYTES_PER_TOKEN = 3
 """The text has about four characters a token in English vocabularies; fewer in small ones."""
-
-_TROUBLE = re.compile("error|fail|unable|can't|cannot", re.IGNORECASE)
 
 
 def judge(tool: Path, models: Sequence[Model], base: int, folder: Path, progress: Progress, *, threads: int,
@@ -50,11 +48,8 @@ def judge(tool: Path, models: Sequence[Model], base: int, folder: Path, progress
 def _ask(argv: list[str], parse: Callable[[Iterable[str]], Quality | None], model: Model,
          cancel: threading.Event | None) -> Quality:
     lines: list[str] = []
-    done = run([*argv, "-m", model.path], env={**os.environ, "LC_ALL": "C"}, on_line=lines.append, niced=True,
-               cancel=cancel)
+    done = run([*argv, "-m", model.path], env=tool_environment(), on_line=lines.append, niced=True, cancel=cancel)
     if done.code or (quality := parse(lines)) is None:
-        said = [line for line in lines if _TROUBLE.search(line)]
-        raise ModelUnavailable("the model can't be judged", where=model.path,
-                               why=said[-1][:300] if said else f"llama-perplexity ended with {done.code}",
-                               detail=done.tail)
+        raise ModelUnavailable("the model can't be judged", where=model.path, detail=done.tail,
+                               why=failure_reason(done.tail, done.code))
     return quality
