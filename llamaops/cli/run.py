@@ -163,8 +163,9 @@ def status_text(document: dict[str, Any]) -> str:
         click.style(f"{document['name']}: {document['state']}", bold=colour(sys.stdout))
         + (f" — {document['reason']}" if document.get("reason") else ""),
         f"  url       {document['url']}",
+        f"  llamaops  pid {document['llamaops_pid']}, {document['llamaops']}, up {_duration(document.get('uptime_s'))}",
         f"  engine    pid {document.get('pid') or '–'}, {document['engine']['version'] or 'unknown version'}, "
-        f"up {_duration(document.get('uptime_s'))}, {document.get('restarts', 0)} restarts",
+        f"{document.get('restarts', 0)} restarts",
         f"  model     {document['model']['path']} ({document['model']['quant'] or 'unknown type'})",
         f"  requests  {document['requests']['in_flight']} in the engine, "
         f"{document['requests'].get('waiting', 0)} waiting",

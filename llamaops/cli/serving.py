@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,13 @@ import click
 
 from llamaops import logs, prepare
 from llamaops.child import llamaops_argv
-from llamaops.cli.console import asker, make_progress
+from llamaops.cli.console import asker, make_progress, say
 from llamaops.core.profile import Profile
 from llamaops.core.progress import NoProgress
 from llamaops.core.topology import Held
 from llamaops.dirs import find_dirs
 from llamaops.errors import EngineFailed, UsageError
+from llamaops.serve.auth import load_keys
 from llamaops.serve.handover import Upgrade, become
 from llamaops.serve.instance import Instance, check_free, hold
 from llamaops.serve.listening import listen, was_passed
@@ -50,7 +52,7 @@ def up(options: Options) -> int:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
         signal.signal(signal.SIGHUP, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
-    load_tls(profile.serve.tls)  # a wrong file is told before the long work
+    _check_files(profile)
     runtime, log_path = find_dirs(os.environ).runtime, _log_folder(profile) / "engine.log"
     with hold(runtime, profile.name, log_path) as instance, listen(profile.serve) as sock:
         planned = prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline,
@@ -59,6 +61,15 @@ def up(options: Options) -> int:
     if kept is not None:
         become(_words(options), kept, planned.host.affinity, planned.host.rights.nice)
     return code
+
+
+def _check_files(profile: Profile) -> None:
+    """Tell of keys and certificates that can't be used, or that others can read, before the long work."""
+    load_tls(profile.serve.tls)
+    keys = profile.serve.api_keys
+    load_keys(keys, os.environ)
+    if keys is not None and keys.file is not None and Path(keys.file).stat().st_mode & stat.S_IROTH:
+        say([f"warning: everybody on this machine can read the API keys: chmod 600 {keys.file}"])
 
 
 def _configure_log(options: Options) -> None:
@@ -114,7 +125,7 @@ def detach(options: Options) -> int:
     """Prepare here, where progress can be seen, then serve in a process of its own; return once it serves."""
     signal.signal(signal.SIGTERM, _terminate)
     profile = prepare.load_profile(options.profile, options.overrides)
-    load_tls(profile.serve.tls)
+    _check_files(profile)
     check_free(find_dirs(os.environ).runtime, profile.name)
     listen(profile.serve).close()
     prepare.prepare(profile, make_progress(), may_build=options.may_build, offline=options.offline,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llamaops.core.completions import Ask, read_ask
+from llamaops.core.engine_life import State
 from llamaops.core.explain import Stream
 from llamaops.serve.admission import Admission
 from llamaops.serve.auth import KeyRing
@@ -124,7 +125,8 @@ class Relay:
         """Return where the engine listens that serves now. Raises Refusal where none does."""
         endpoint = self._backend.endpoint()
         if isinstance(endpoint, Unready):
-            raise Refusal(503, f"the engine is {endpoint.state}: {endpoint.reason}", kind="server_error",
+            state = "waiting to be restarted" if endpoint.state == State.BACKOFF else endpoint.state
+            raise Refusal(503, f"the engine is {state}: {endpoint.reason}", kind="server_error",
                           code="engine_unavailable", retry_after_s=endpoint.retry_after_s)
         return endpoint
 

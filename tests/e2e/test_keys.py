@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import subprocess
 from pathlib import Path
 
 import httpx
 import psutil
-from running import QUICKSTART, Up, await_true, descendants
+import pytest
+from running import LLAMAOPS, QUICKSTART, Up, await_true, descendants
 
 PLAIN, HASHED, LATER = "sk-plain-8f2c71", "sk-hashed-51ab09", "sk-later-c0ffee77"
 DIGEST = hashlib.sha256(b"salt" + HASHED.encode()).hexdigest()
@@ -71,3 +74,20 @@ def test_only_pages_on_the_list_may_call(up: Up) -> None:
             assert all("access-control-allow-credentials" not in a.headers for a in answers)
         assert "POST" in client.options("/v1/chat/completions", headers={"Origin": ours} | ask).headers[
             "access-control-allow-methods"]
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o640, False), (0o600, False)])
+def test_keys_that_everybody_can_read_are_warned_of(env: dict[str, str], tmp_path: Path, mode: int,
+                                                    warned: bool) -> None:
+    """Also where the port is taken: it is told before the long work."""
+    keys, profile = tmp_path / "keys.txt", tmp_path / "taken.yaml"
+    keys.write_text(f"ann:{PLAIN}\n")
+    keys.chmod(mode)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        profile.write_text(f"model: {{source: 'path:/nowhere.gguf'}}\n"
+                           f"serve: {{port: {taken.getsockname()[1]}, api_keys: {{file: keys.txt}}}}\n")
+        for more in ([], ["--detach"]):
+            done = subprocess.run([*LLAMAOPS, "up", str(profile), *more], env=env, capture_output=True, text=True)
+            assert done.returncode == 75
+            assert (f"chmod 600 {keys}" in done.stderr) == warned
+            assert PLAIN not in done.stderr
