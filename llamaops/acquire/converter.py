@@ -109,8 +109,8 @@ def _install(home: Path, python: Path, requirements: Path, environ: Mapping[str,
     env = pip_environment(environ, make_folder(home))
     with progress.bar("install the converter's packages", "steps") as bar:
         _run([sys.executable, "-P", "-m", "venv", "--without-pip", str(home)], env, log, cancel)
-        pip = [sys.executable, "-P", "-m", "pip", "--python", str(python), "install", "--no-deps", "--only-binary", ":all:",
-               "--progress-bar", "off", "--requirement", str(requirements)]
+        pip = [sys.executable, "-P", "-m", "pip", "--python", str(python), "install", "--no-deps", "--only-binary",
+               ":all:", "--progress-bar", "off", "--requirement", str(requirements)]
         steps = _Steps(bar, requirements)
         done = run(pip, env=env, on_line=steps, log=log, niced=True, cancel=cancel)
         if done.code and "No matching distribution found for torch" in done.tail:
