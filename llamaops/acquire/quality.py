@@ -37,11 +37,13 @@ def judge(tool: Path, models: Sequence[Model], base: int, folder: Path, progress
             tempfile.TemporaryFile(dir=folder) as logits, progress.bar("judge the answers", "steps") as bar:
         words = [str(tool), "-c", str(CONTEXT), "-b", str(CONTEXT), "-t", str(threads),
                  "--kl-divergence-base", f"/proc/{os.getpid()}/fd/{logits.fileno()}"]
+        bar.update(0, len(models))
         found = {base: _ask([*words, "-f", str(text)], parse_base, models[base], cancel)}
         for i, model in enumerate(models):
-            bar.update(len(found), len(models))
             if i != base:
+                bar.update(len(found), len(models))
                 found[i] = _ask([*words, "--kl-divergence"], parse_against_base, model, cancel)
+        bar.update(len(found), len(models))
     return [found[i] for i in range(len(models))]
 
 
