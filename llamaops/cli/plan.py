@@ -70,7 +70,9 @@ def page(planned: Planned, spec: LaunchSpec) -> str:
     from llamaops.core.memory import memory_table
     from llamaops.core.plan import decisions
 
-    rows = [_row(*decision) for decision in decisions(planned.plan)]
+    model = planned.model
+    chosen = [_row("model.quantize", model.quant or "as it is", model.chosen)] if model and model.chosen else []
+    rows = chosen + [_row(*decision) for decision in decisions(planned.plan)]
     notes = [_note(note) for note in planned.plan.notes] or ["  none"]
     sections = {"Command": _command(spec), "Decisions": "\n".join(rows),
                 "Memory": _indented(memory_table(planned.plan.memory)), "Notes": "\n".join(notes)}

@@ -69,6 +69,7 @@ def chosen(folder: Path, model: str, itl_ms: float, env: dict[str, str]) -> tupl
     path = llamaops("model", "pull", str(profile), env=env).stdout.strip()
     plan = json.loads(llamaops("plan", str(profile), "--json", env=env).stdout)
     assert plan["model"]["path"] == path
+    assert "model.quantize" in llamaops("plan", str(profile), env=env).stdout
     return path, next(reason["text"] for reason in plan["reasons"] if reason["what"] == "model.quantize")
 
 
