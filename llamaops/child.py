@@ -32,7 +32,14 @@ class CancelledError(Exception):
 
 
 def llamaops_argv(*words: str) -> list[str]:
-    """Return what runs this llamaops with other words; never one that happens to lie in the current folder (-P)."""
+    """Return what runs this llamaops with other words: the program that was started, be it a script or the module.
+
+    Inside another program it is the module, but never one that happens to lie in the current folder (-P).
+    """
+    program = Path(sys.argv[0])
+    if program.name == "llamaops" or program.parts[-2:] == ("llamaops", "__main__.py"):
+        started = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+        return [sys.executable, *started, *words]
     return [sys.executable, "-P", "-m", "llamaops", *words]
 
 

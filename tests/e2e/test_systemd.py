@@ -205,6 +205,29 @@ def test_a_dynamic_user_gets_the_key_that_root_alone_may_read(inside: Nested, in
     assert json.loads(asked)["state"] == "ready"
 
 
+def test_a_reload_after_an_upgrade_keeps_the_main_process(inside: Nested, installed: str, model_path: str) -> None:
+    inside.run("mkdir", "-p", "/opt/upgraded")
+    for name in ("llamaops", "templates", "vendor", "examples"):
+        inside.run("cp", "-r", QUICKSTART.parents[1] / name, f"/opt/upgraded/{name}")
+    inside.run("chmod", "-R", "a+rX", "/opt/upgraded")
+    inside.run("mkdir", "-p", "/opt/upgraded/bin")
+    program = "/opt/upgraded/bin/llamaops"
+    inside.run("bash", "-c", 'printf %s "$1" > "$2"; chmod 755 "$2"', "-",
+               PROGRAM.replace("/opt/llamaops/checkout", "/opt/upgraded"), program)
+    code, said = install(inside, "--set", f"model.source=path:{model_path}", "--now", program=program)
+    assert code == 0, said + inside.run("journalctl", "--no-pager", "-u", UNIT)
+    main = show(inside, "MainPID")
+    inside.run("sed", "-i", 's/__version__ = .*/__version__ = "9.9.9"/', "/opt/upgraded/llamaops/__init__.py")
+    inside.run("systemctl", "reload", UNIT)
+    until = time.monotonic() + 120
+    while "9.9.9" not in (seen := inside.code("env", "RUNTIME_DIRECTORY=/run/llamaops", program, "status", "quickstart",
+                                              "--json"))[1]:
+        assert time.monotonic() < until, str(seen) + inside.run("journalctl", "--no-pager", "-u", UNIT)
+        time.sleep(0.1)
+    assert ask(inside) == "8"
+    assert (show(inside, "MainPID"), show(inside, "ActiveState"), show(inside, "NRestarts")) == (main, "active", "0")
+
+
 def owner(inside: Nested, pid: str) -> str:
     return inside.run("stat", "-c", "%u", f"/proc/{pid}").strip()
 
