@@ -18,6 +18,8 @@ from llamaops.errors import ModelUnavailable
 from llamaops.resources import resource
 
 TEXT = "templates/text/evaluation.txt"
+ATTEMPTS = 5
+"""The tool's end may cut off the thread that writes its log (common/log.cpp, b11434): then its figures are lost."""
 BYTES_PER_TOKEN = 3
 """The text has about four characters a token in English vocabularies; fewer in small ones."""
 
@@ -49,9 +51,12 @@ def judge(tool: Path, models: Sequence[Model], base: int, folder: Path, progress
 
 def _ask(argv: list[str], parse: Callable[[Iterable[str]], Quality | None], model: Model,
          cancel: threading.Event | None) -> Quality:
-    lines: list[str] = []
-    done = run([*argv, "-m", model.path], env=tool_environment(), on_line=lines.append, niced=True, cancel=cancel)
-    if done.code or (quality := parse(lines)) is None:
-        raise ModelUnavailable("the model can't be judged", where=model.path, detail=done.tail,
-                               why=failure_reason(done.tail, done.code))
-    return quality
+    for _ in range(ATTEMPTS):
+        lines: list[str] = []
+        done = run([*argv, "-m", model.path], env=tool_environment(), on_line=lines.append, niced=True, cancel=cancel)
+        if done.code:
+            break
+        if (quality := parse(lines)) is not None:
+            return quality
+    raise ModelUnavailable("the model can't be judged", where=model.path, detail=done.tail,
+                           why=failure_reason(done.tail, done.code))
