@@ -29,7 +29,7 @@ SPEC = launch(PLAN, PROFILE, None, MODEL, tools=HOST.tools, environ={"PATH": "/b
 
 
 def test_the_command_on_the_page_pastes():
-    text = page(SimpleNamespace(plan=PLAN), SPEC)
+    text = page(SimpleNamespace(plan=PLAN, model=None), SPEC)
     command = text.partition("Command\x1b[0m\n")[2].partition("\n\n")[0]
     assert max(map(len, command.splitlines())) <= WIDTH
     words = shlex.split(command.replace("\\\n", ""))
@@ -38,7 +38,7 @@ def test_the_command_on_the_page_pastes():
 
 
 def test_the_page_has_each_decision_with_its_reason_the_sums_and_the_notes():
-    text = page(SimpleNamespace(plan=PLAN), SPEC)
+    text = page(SimpleNamespace(plan=PLAN, model=None), SPEC)
     assert "placement.threads            2            the CPU quota of 2.5, rounded down" in text
     assert "weights" in text and "100 MiB" in text
     assert "quota-limits-threads" in text
