@@ -122,8 +122,12 @@ def test_a_unit_lives_its_whole_life(inside: Nested) -> None:
     main = show(inside, "MainPID")
     inside.run("sed", "-i", "s/context: 4096/context: 2048/", PROFILE)
     inside.run("systemctl", "reload", UNIT)
+    until = time.monotonic() + 120
+    while "reloaded: " not in (journal := inside.run("journalctl", "--no-pager", "-u", UNIT)):  # systemctl only sent it
+        assert time.monotonic() < until, journal
+        time.sleep(0.1)
     await_value(inside, "ActiveState", "active")
-    assert show(inside, "MainPID") == main and "reloaded" in inside.run("journalctl", "--no-pager", "-u", UNIT)
+    assert show(inside, "MainPID") == main
     code, said = inside.code(LLAMAOPS, "deploy", "systemd", "check", PROFILE)
     assert code == 1 and "-MemoryMax=" in said and SOCKET in said
 
