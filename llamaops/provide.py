@@ -118,7 +118,7 @@ def convert_model(work: Conversion, engine: Engine | None, progress: Progress, c
     ready = converter.ready_converter(recipe, cache, os.environ, progress, consent)
     if engine is not None and engine.version != ready.build:
         progress.say(f"degraded: the converter is that of {ready.build}, the engine is {engine.version}")
-    return convert.convert(work, ready, cache, progress, os.environ, threads=_all_cpus())
+    return convert.convert(work, ready, cache, progress, os.environ, threads=all_cpus())
 
 
 def _converted_here(work: Conversion) -> Path:
@@ -168,7 +168,7 @@ def _quantized(
     path = quantize.find_quantized(model, quant, cache, version, extras)
     if path is None:
         _check_tensor_types(model, extras)
-        path = quantize.quantize(tool, model, quant, cache, progress, threads=_all_cpus(), engine_version=version,
+        path = quantize.quantize(tool, model, quant, cache, progress, threads=all_cpus(), engine_version=version,
                                  extras=extras, matrix=_matrix(model, section.imatrix, engine, cache, progress))
         if missed := not_taken(extras, gguf_file.read_tensors(path)) if extras.tensor_types else []:
             more = f", and {len(missed) - 1} more" if missed[1:] else ""
@@ -200,7 +200,7 @@ def _matrix(
     if asked == "auto":
         return lambda: imatrix.compute(
             Path(engine.path).parent / "llama-imatrix", model, resource(CALIBRATION_TEXT), cache, progress,
-            threads=_all_cpus(), engine_version=engine.version)
+            threads=all_cpus(), engine_version=engine.version)
     if not fits_model(imatrix.read_entries(Path(asked)), gguf_file.read_tensors(Path(model.path))):
         raise ModelUnavailable("this importance matrix is of another model", where=asked, fix="model.imatrix: auto",
                                why=f"it has no values for any tensor of {Path(model.path).name}")
@@ -217,7 +217,8 @@ def _check_tensor_types(model: Model, extras: Extras) -> None:
                                fix="mend the pattern; it is searched in the whole name, such as blk.0.attn_v.weight")
 
 
-def _all_cpus() -> int:
+def all_cpus() -> int:
+    """Return how many CPUs this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -82,6 +82,7 @@ def _rows(ref: str, models: Sequence[Model], named: str | None) -> list[Row]:
     from llamaops.core.quality import base_of, check_comparable
     from llamaops.dirs import find_dirs
     from llamaops.prepare import acquire_engine
+    from llamaops.provide import all_cpus
     from llamaops.rates import measure_here
 
     check_comparable(models)
@@ -91,7 +92,7 @@ def _rows(ref: str, models: Sequence[Model], named: str | None) -> list[Row]:
     engine = acquire_engine(profile, progress, may_build=False)
     tool = _tool(engine)
     rates = [measure_here(profile, model, engine, progress) for model in models]
-    qualities = judge(tool, models, base, find_dirs(os.environ).cache / "tmp", progress, threads=os.cpu_count() or 1)
+    qualities = judge(tool, models, base, find_dirs(os.environ).cache / "tmp", progress, threads=all_cpus())
     return [Row(*found, base=i == base) for i, found in enumerate(zip(models, rates, qualities, strict=True))]
 
 
@@ -104,7 +105,7 @@ def _tool(engine: Engine) -> Path:
 
 
 def _document(row: Row) -> dict[str, Any]:
-    from llamaops.core.quality import bits_per_weight
+    from llamaops.core.model import bits_per_weight
 
     model = row.model
     return {"path": model.path, "quant": model.quant, "size_bytes": model.size_bytes, "base": row.base,
@@ -114,7 +115,7 @@ def _document(row: Row) -> dict[str, Any]:
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of the table, at most 80 columns."""
-    from llamaops.core.quality import bits_per_weight
+    from llamaops.core.model import bits_per_weight
 
     yield (f"{'':<{NAME_WIDTH}}{'size':>7}{'bits':>6}{'prompt':>8}{'answer':>8}{'PPL':>8}{'KLD':>9}{'same':>8}")
     yield (f"{'':<{NAME_WIDTH}}{'MiB':>7}{'/wt':>6}{'tok/s':>8}{'tok/s':>8}{'':>8}{'nats':>9}{'top':>8}")
