@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from llamaops.core.ggml_types import FULL
 from llamaops.core.memory import BYTES_PER_VALUE, LEAST_UBATCH, Sizes, sum_memory
-from llamaops.core.model import Model
+from llamaops.core.model import Model, bits_per_weight
 
 CONTEXT = 4096
 """What the quant types are compared at: the default of a profile."""
@@ -77,8 +77,8 @@ def total_at(model: Model, variant: Variant, context: int) -> int:
 def estimated(model: Model) -> Iterator[Variant]:
     """Yield what could be made of a model: as it is, and every common type with fewer bits than it has."""
     yield Variant(model.quant, model.size_bytes, model.path)
-    if model.parameters and model.quant:
-        have = 8 * model.size_bytes / model.parameters
+    have = bits_per_weight(model)
+    if have and model.parameters and model.quant:
         for quant, bits in BITS.items():
             if bits < have - 0.2 and (quant not in FULL or model.quant == "F32"):
                 yield Variant(quant, round(model.parameters * bits / 8))

@@ -46,6 +46,11 @@ ENCODERS = frozenset({
 })
 
 
+def bits_per_weight(model: Model) -> float | None:
+    """Return how many bits the file takes for each parameter."""
+    return 8 * model.size_bytes / model.parameters if model.parameters else None
+
+
 def is_embedding(model: Model | None) -> bool:
     """Tell whether the model answers with vectors: it says how it pools, or is of an encoder architecture."""
     return model is not None and (bool(model.pooling) or model.architecture in ENCODERS)

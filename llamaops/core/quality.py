@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from llamaops.core.model import Model, is_embedding
+from llamaops.core.model import Model, bits_per_weight, is_embedding
 from llamaops.errors import ModelUnavailable
 
 CONTEXT = 256
@@ -47,11 +47,6 @@ def parse_against_base(lines: Iterable[str]) -> Quality | None:
         return None
     return Quality(float(perplexity[1]), float(perplexity[2]), float(divergence[1]), float(divergence[2]),
                    float(same[1]) / 100)
-
-
-def bits_per_weight(model: Model) -> float | None:
-    """Return how many bits the file takes for each parameter."""
-    return 8 * model.size_bytes / model.parameters if model.parameters else None
 
 
 def base_of(models: Sequence[Model]) -> int:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from llamaops.core.model import Model
-from llamaops.core.quality import base_of, bits_per_weight, check_comparable, parse_against_base, parse_base
+from llamaops.core.model import Model, bits_per_weight
+from llamaops.core.quality import base_of, check_comparable, parse_against_base, parse_base
 from llamaops.errors import ModelUnavailable
 
 BASE = """\
