@@ -303,6 +303,6 @@ def _bucket_quantile(edges: tuple[float, ...], counts: list[int], rank: float) -
     seen, low = 0, 0.0
     for edge, count in zip(edges, counts, strict=True):
         if count and seen + count >= rank:
-            return low + (edge - low) * (rank - seen) / count
+            return min(edge, low + (edge - low) * (rank - seen) / count)  # rounding may go beyond
         seen, low = seen + count, edge
     return low

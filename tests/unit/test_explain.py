@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llamaops.core.explain import CpuUse, Gaps, Stream, Use, Window, bucket_gaps, explain
@@ -95,6 +95,7 @@ def test_gaps_of_a_histogram() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 50), min_size=5, max_size=5))
+@example([0, 0, 15, 42, 3])
 def test_quantiles_are_ordered_and_inside(counts: list[int]) -> None:
     gaps = bucket_gaps(BOUNDS, counts, 0.1)
     found = [gaps.p50_s, gaps.p95_s, gaps.p99_s, gaps.longest_s]
