@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llamaops.child import CancelledError
+from llamaops.core.progress import Progress
 from llamaops.errors import LlamaopsError, NotPermitted
 
 MARGIN_BYTES = 64 << 20
@@ -140,6 +141,19 @@ def finished(path: Path) -> Path | None:
         return path if path.stat().st_size == read_json(path.with_suffix(".json")).get("size_bytes") else None
     except OSError:
         return None
+
+
+def make_once(final: Path, work: str, make: Callable[[], object], progress: Progress, error: type[LlamaopsError],
+              cancel: threading.Event | None) -> None:
+    """Call ``make``, which makes ``final`` and the record beside it, unless it is whole already.
+
+    Of several that want it one makes it, the others wait. Trouble of the disk is raised as ``error`` about ``work``.
+    """
+    lock = final.with_name(f".{final.name}.lock")
+    with locked(lock, lambda: progress.say(f"another llamaops makes {final.name}; waiting …"), cancel):
+        if finished(final) is None:
+            with disk_trouble_is(error, work, final.parent):
+                make()
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -14,16 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llamaops.cache import (
-    appearing,
-    disk_trouble_is,
-    finished,
-    locked,
-    make_folder,
-    require_room,
-    sha256_of,
-    write_json,
-)
+from llamaops.cache import appearing, finished, make_once, require_room, sha256_of, write_json
 from llamaops.child import run
 from llamaops.core.checkpoint import CheckpointError, header_length, read_tensors
 from llamaops.core.checkpoint_names import INDEX, checkpoint_files, is_whole
@@ -103,14 +94,10 @@ def convert(
     if (done := find_converted(work, cache, converter.build)) is not None:
         return done
     final = _target(work, cache, converter.build)
-    make_folder(final.parent)
-    lock = final.with_name(f".{final.name}.lock")
-    with locked(lock, lambda: progress.say(f"another llamaops makes {final.name}; waiting …"), cancel):
-        if (done := find_converted(work, cache, converter.build)) is None:
-            with disk_trouble_is(ModelUnavailable, "converting", final.parent):
-                _make(work, converter, final, progress, converter_variables(environ, threads), cancel)
-            done = final
-    return done
+    env = converter_variables(environ, threads)
+    make_once(final, "converting", lambda: _make(work, converter, final, progress, env, cancel), progress,
+              ModelUnavailable, cancel)
+    return final
 
 
 def _make(

@@ -11,16 +11,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from llamaops.cache import (
-    appearing,
-    disk_trouble_is,
-    finished,
-    locked,
-    make_folder,
-    require_room,
-    sha256_of,
-    write_json,
-)
+from llamaops.cache import appearing, finished, make_once, require_room, sha256_of, write_json
 from llamaops.core.gguf_header import HeaderError
 from llamaops.core.imatrix_file import entry_names
 from llamaops.core.model import ENCODERS, Model
@@ -69,12 +60,9 @@ def compute(
     if (done := finished(final)) is not None:
         return done
     _check_can(tool, model)
-    make_folder(final.parent)
-    lock = final.with_name(f".{final.name}.lock")
-    with locked(lock, lambda: progress.say(f"another llamaops makes {final.name}; waiting …"), cancel):
-        if finished(final) is None:
-            with disk_trouble_is(ModelUnavailable, "computing the importance matrix", final.parent):
-                _make(tool, model, text, final, progress, threads, engine_version, cancel)
+    make_once(final, "computing the importance matrix",
+              lambda: _make(tool, model, text, final, progress, threads, engine_version, cancel), progress,
+              ModelUnavailable, cancel)
     return final
 
 

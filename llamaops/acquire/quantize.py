@@ -12,16 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from llamaops.cache import (
-    appearing,
-    disk_trouble_is,
-    finished,
-    locked,
-    make_folder,
-    require_room,
-    sha256_of,
-    write_json,
-)
+from llamaops.cache import appearing, finished, make_once, require_room, sha256_of, write_json
 from llamaops.child import capture
 from llamaops.core.ggml_types import FULL
 from llamaops.core.model import Model
@@ -61,16 +52,13 @@ def quantize(
     kind = _known(quant, known_types(tool))
     requantize = _check_direction(model, kind, progress)
     final = _target(model, kind, cache, engine_version, extras)
-    make_folder(final.parent)
-    lock = final.with_name(f".{final.name}.lock")
-    with locked(lock, lambda: progress.say(f"another llamaops makes {final.name}; waiting …"), cancel):
-        done = find_quantized(model, kind, cache, engine_version, extras)
-        if done is None:
-            with disk_trouble_is(ModelUnavailable, "quantizing", final.parent):
-                _make(tool, model, kind, final, progress, threads, requantize, engine_version, extras,
-                      matrix() if matrix else None, cancel)
-            done = final
-    return done
+
+    def make() -> None:
+        _make(tool, model, kind, final, progress, threads, requantize, engine_version, extras,
+              matrix() if matrix else None, cancel)
+
+    make_once(final, "quantizing", make, progress, ModelUnavailable, cancel)
+    return final
 
 
 def find_quantized(
