@@ -70,6 +70,11 @@ class Load:
         while not self.lost and await self.ask({"prompt": "a", "max_tokens": 1}) != "answered":
             await asyncio.sleep(0.02)
 
+    async def keep_asking(self, body: dict[str, Any]) -> None:
+        """Ask one request after the other, until cancelled."""
+        while True:
+            await self.ask(body)
+
     async def refusal(self, path: str) -> str:
         """Return the error message of a path that must not answer 200; else an empty text."""
         response = await self._http.get(path)

@@ -23,7 +23,7 @@ BODY = {"prompt": "Once upon a time", "max_tokens": 12, "stream": True, "ignore_
 async def reload_twice(world: World, says: str) -> Load:
     await world.start()
     load = Load(world.url, random.Random(1), clients=0)
-    streams = [asyncio.create_task(ask_on(load)) for _ in range(STREAMS)]
+    streams = [asyncio.create_task(load.keep_asking(BODY)) for _ in range(STREAMS)]
     for generation in (2, 3):
         await until(lambda: load.in_flight == STREAMS, "every client waits for its stream")
         answered = load.outcomes["answered"]
@@ -39,11 +39,6 @@ async def reload_twice(world: World, says: str) -> Load:
     await load.close()
     await world.stop()
     return load
-
-
-async def ask_on(load: Load) -> None:
-    while True:
-        await load.ask(BODY)
 
 
 def memory_of_one(world: World) -> int:

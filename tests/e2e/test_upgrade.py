@@ -31,7 +31,7 @@ async def serve_while(world: World, change: Callable[[], None]) -> Load:
     """Let twenty clients ask one stream after the other, from before the change until well after it."""
     await world.start()
     load = Load(world.url, random.Random(1), clients=0)
-    streams = [asyncio.create_task(ask_on(load)) for _ in range(STREAMS)]
+    streams = [asyncio.create_task(load.keep_asking(BODY)) for _ in range(STREAMS)]
     await until(lambda: load.in_flight == STREAMS, "every client waits for its stream")
     await asyncio.to_thread(change)
     answered = load.outcomes["answered"]
@@ -41,11 +41,6 @@ async def serve_while(world: World, change: Callable[[], None]) -> Load:
     await asyncio.gather(*streams, return_exceptions=True)
     await load.close()
     return load
-
-
-async def ask_on(load: Load) -> None:
-    while True:
-        await load.ask(BODY)
 
 
 def test_a_reload_hands_over_to_the_llamaops_on_disk(world: World) -> None:
