@@ -24,8 +24,13 @@ others, -15 still gives decode 28 shares to their one, and lets a shell on the m
 WEIGHT = 10_000
 """The largest cgroup v2 ``cpu.weight``, a hundred times the default."""
 
-SPIN = 1000
-"""Iterations a waiting compute thread spins before it sleeps: free when quiet, 4-5 times the speed under noise."""
+SPIN = 500
+"""Iterations a waiting compute thread spins before it sleeps.
+
+Measured on two CPUs (AMD EPYC, SmolLM2-135M, an ordinary client in the same session as the noise): 300, 500, 1000, 10000
+iterations give an ITL p99 of 45, 53, 64, 167 ms at 54, 58, 59, 65 tok/s, since what spins keeps the client waiting; quiet,
+Qwen2.5-0.5B loses 7 % with 300 and 2 % with 500 against 1000, SmolLM2 nothing.
+"""
 
 RT_CAP = 20
 """Real-time priorities above this may outrank the kernel's own threads (threaded interrupts run at 50)."""

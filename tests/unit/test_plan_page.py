@@ -49,13 +49,13 @@ def test_the_document_has_the_promised_fields():
     assert document["placement"] == {
         "threads": 2, "threads_batch": 2, "cpus": "0-3", "batch_cpus": "0-3", "housekeeping_cpus": None,
         "policy": "other", "rt_priority": None, "nice": -15, "autogroup_nice": None, "weight": None, "relay_nice": -15,
-        "spin": 1000, "numa": None, "mem_nodes": None}
+        "spin": 500, "numa": None, "mem_nodes": None}
     assert document["host"]["usable_cpus"] == "0-3" and document["host"]["capacity_cpus"] == 2.5
     assert document["engine"] is None and document["model"]["quant"] == "Q4_1"
     assert set(document["serving"]) >= {"slots", "context", "batch", "ubatch", "kv_type_k", "kv_type_v"}
     sums = {"weights", "kv", "compute", "prompt_cache", "total", "available"}
     assert set(document["memory"]) >= {f"{name}_bytes" for name in sums}
-    assert document["launch"]["argv"][0] == "tool" and document["launch"]["env"]["GOMP_SPINCOUNT"] == "1000"
+    assert document["launch"]["argv"][0] == "tool" and document["launch"]["env"]["GOMP_SPINCOUNT"] == "500"
     assert {"level", "code", "text"} == set(document["notes"][0])
 
 
