@@ -1,11 +1,12 @@
 """Whether `llamaops tune` finds what measuring every combination finds, and in which part of the time.
 
-    .venv/bin/python benchmarks/tune_grid.py [PROFILE] [--noise cpu:2] [--rounds 4] [--objective slo]
+    .venv/bin/python benchmarks/tune_grid.py [PROFILE] [--noise cpu:2] [--rounds 3] [--objective slo] [--knobs N]
 
-The grid holds every combination of the tuner's own knobs (at most --knobs of them, those with the largest effect), each
-measured once a round, the order turned round every time. Both use the same requests and the same cost. Printed: the
-best of the grid, what the tuner keeps (its winner where the confirmation is sure, else the start profile) and what that
-cost in the grid, and both times, the tuner's without the confirmation.
+The grid holds every combination of the tuner's own knobs (all of them, or the N with the largest effect) that plans to
+something else, each measured once a round, the order turned round every time. Both use the same requests and the same
+cost. Of many points the best looks better than it is, so what the tuner keeps (its winner where the confirmation is
+sure, else the start profile) runs against the grid's best once more, in pairs. Printed: the two, how far they are
+apart, and both times: the tuner's from its start to the confirmation, calibrations included.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import servers
 
 from llamaops.bench import tune as tuner
+from llamaops.bench.compare import compare_targets
 from llamaops.bench.journal import Journal
 from llamaops.bench.load import Server
 from llamaops.bench.noise import Noise
@@ -30,14 +32,30 @@ from llamaops.core.figures import Slo
 from llamaops.core.knobs import Knob, knobs
 from llamaops.core.progress import NoProgress
 from llamaops.core.racing import cost_of, middle
+from llamaops.core.stats import Ratio, paired_ratio
 from llamaops.core.workload import Lengths, Workload
-from llamaops.prepare import load_profile, prepare
+from llamaops.prepare import load_profile, plan_only, prepare
 
 
-def grid_of(found: list[Knob]) -> list[tuner.Point]:
+def grid_of(profile: Path, found: list[Knob]) -> list[tuner.Point]:
+    """Return every combination, without those that plan to the same as one before."""
     choices = [[(), *(((knob.key, value),) for value in knob.values)] for knob in found]
-    combinations = itertools.product(*choices)
-    return [tuple(sorted(setting for part in combination for setting in part)) for combination in combinations]
+    plans: dict[tuner.Point, object] = {}
+    for combination in itertools.product(*choices):
+        point = tuple(sorted(setting for part in combination for setting in part))
+        plan = plan_only(load_profile(profile, overrides(point))).plan
+        runs = (plan.placement, plan.serving, dict(point).get("engine.args"))
+        if runs not in plans.values():
+            plans[point] = runs
+    return list(plans)
+
+
+def overrides(point: tuner.Point) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in point)
+
+
+def target_of(task: tuner.Task, point: tuner.Point) -> Target:
+    return Target("profile", str(task.profile), overrides(point))
 
 
 def measure_grid(task: tuner.Task, points: list[tuner.Point], rounds: int) -> dict[tuner.Point, float]:
@@ -45,20 +63,27 @@ def measure_grid(task: tuner.Task, points: list[tuner.Point], rounds: int) -> di
     for turn in range(rounds):
         workload = replace(task.conditions.workload, seed=task.conditions.workload.seed + turn)
         for point in points if turn % 2 == 0 else reversed(points):
-            target = Target("profile", str(task.profile), tuple(f"{k}={v}" for k, v in point))
-            measured = bench(target, replace(task.conditions, workload=workload))
+            measured = bench(target_of(task, point), replace(task.conditions, workload=workload))
             cost = cost_of(measured.figures, task.conditions.slo, task.objective)
             costs[point].append(cost.value)
             print(f"  grid {turn + 1} {tuner.name_of(point)}: {cost.text}", file=sys.stderr, flush=True)
     return {point: middle(row) for point, row in costs.items()}
 
 
+def against(task: tuner.Task, kept: tuner.Point, best: tuner.Point, pairs: int) -> Ratio:
+    """Run both once more, in pairs, and return the cost of what is kept over that of the best."""
+    found = compare_targets([target_of(task, best), target_of(task, kept)], task.conditions, pairs)
+    a, b = ([cost_of(m.figures, task.conditions.slo, task.objective).value for m in row] for row in found.runs)
+    return paired_ratio(a, b, level=0.95)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", nargs="?", type=Path, default=Path(servers.PROFILE))
     parser.add_argument("--noise", type=Noise.parse, default=Noise())
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--knobs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--knobs", type=int)
+    parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--objective", choices=["slo", "itl", "throughput"], default="slo")
     args = parser.parse_args()
     slo = load_profile(args.profile).slo
@@ -68,19 +93,32 @@ def main() -> None:
     planned = prepare(load_profile(args.profile), NoProgress())
     found = knobs(planned.profile, planned.plan, planned.host, planned.engine, streams=1, real_time=False)[: args.knobs]
     tuner.knobs = lambda *_args, **_kwargs: found  # the tuner gets the same knobs as the grid
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder) / "j.jsonl", tuner.question(task))
-        out = tuner.tune(task, journal, NoProgress(), lambda line: print(f"  tune {line}", file=sys.stderr, flush=True))
+    points = grid_of(args.profile, found)
+
+    searched: list[float] = []
+
+    def say(line: str) -> None:
+        print(f"  tune {line}", file=sys.stderr, flush=True)
+        if line.startswith("confirming"):
+            searched.append(time.monotonic())
+
     began = time.monotonic()
-    costs = measure_grid(task, grid_of(found), args.rounds)
-    seconds = time.monotonic() - began
+    with tempfile.TemporaryDirectory() as folder:
+        out = tuner.tune(task, Journal(Path(folder) / "j.jsonl", tuner.question(task)), NoProgress(), say)
+    tuned_s = [*searched, time.monotonic()][0] - began
+    began = time.monotonic()
+    costs = measure_grid(task, points, args.rounds)
+    grid_s = time.monotonic() - began
     best = min(costs, key=costs.__getitem__)
     kept = out.point if out.better else ()  # what is not surely better is not written
-    share, behind = out.seconds / seconds, costs[kept] / costs[best] - 1
-    print(f"{environment()['cpu']}, {args.profile.name}, noise {args.noise}, objective {args.objective}")
-    print(f"grid   {len(costs)} points x {args.rounds} rounds in {seconds:.0f} s; best: {tuner.name_of(best)}")
-    print(f"tuner  {out.runs} runs in {out.seconds:.0f} s ({share:.0%} of it); keeps: {tuner.name_of(kept)}")
-    print(f"       {behind:+.1%} from the grid's best, by the grid's own measurements")
+    print(f"{environment()['cpu']}, {args.profile.name}, noise {args.noise}, objective {args.objective}; knobs: "
+          + ", ".join(f"{knob.key} ({len(knob.values) + 1})" for knob in found))
+    print(f"grid   {len(costs)} points x {args.rounds} rounds in {grid_s:.0f} s; best: {tuner.name_of(best)}")
+    print(f"tuner  {out.runs} runs in {tuned_s:.0f} s ({tuned_s / grid_s:.0%} of it); keeps: {tuner.name_of(kept)}")
+    print(f"       {costs[kept] / costs[best] - 1:+.1%} from the grid's best, by the grid's own measurements")
+    if kept != best:
+        r = against(task, kept, best, args.pairs)
+        print(f"       {r.ratio - 1:+.1%} ({r.low - 1:+.1%} to {r.high - 1:+.1%}), both run again in {r.pairs} pairs")
     if r := out.ratio:
         print(f"       {tuner.name_of(out.point)} against the start profile: cost x {r.ratio:.3f} "
               f"({r.low:.3f} - {r.high:.3f}, {r.pairs} pairs)")
