@@ -253,16 +253,27 @@ def _quantizable(model: Model) -> bool:
 
 
 def _does_not_fit(model: Model, sizes: Sizes, memory: Memory, bound: str) -> WrongProfile:
-    short = memory.total_bytes - (memory.available_bytes or 0)
     return WrongProfile(
         "the model does not fit into memory",
         where="memory",
         why=f"{format_bytes(memory.total_bytes)} needed, {format_bytes(memory.available_bytes)} there ({bound})",
-        fix=f"save {format_bytes(short)}: a smaller model.context (now {sizes.context} × {sizes.slots} slots), a "
-            f"smaller quant type (now {model.quant or 'unknown'}), kv_type q8_0, prompt_cache_mib 0; or raise the "
-            "limit",
+        fix=f"{_what_saves(model, sizes, memory)}; or raise the limit",
         detail=memory_table(memory),
     )
+
+
+def _what_saves(model: Model, sizes: Sizes, memory: Memory) -> str:
+    """Return what would make a model fit; nothing is named that is as small as it gets, or saves too little."""
+    short = memory.total_bytes - (memory.available_bytes or 0)
+    other = f"a smaller quant type (now {model.quant or 'unknown'}) or model"
+    context = memory.kv_bytes + memory.prompt_cache_bytes
+    if short > context:
+        fixed = format_bytes(memory.total_bytes - context)
+        return f"no context is small enough: the model and the program alone need {fixed}. Take {other}"
+    ways = [f"a smaller model.context (now {sizes.context} × {sizes.slots} slots)"]
+    ways += ["kv_type q8_0"] if sizes.kv_type_k == "f16" else []
+    ways += ["prompt_cache_mib 0"] if sizes.prompt_cache_mib else []
+    return f"save {format_bytes(short)}: {', '.join([*ways, other])}"
 
 
 def memory_table(memory: Memory) -> str:

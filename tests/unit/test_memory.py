@@ -74,8 +74,9 @@ def test_the_prompt_cache_is_never_the_engines_default_of_8_gib():
     assert auto_prompt_cache_mib(None, 4096, 8 << 30) == 256
 
 
-def qwen_plan(text: str):
-    profile = parse_profile(f"model: {{source: 'path:/m/qwen.gguf'}}\n{text}", stem="x", base=Path("/"), environ={})
+def qwen_plan(text: str, model: str = ""):
+    text = f"model: {{source: 'path:/m/qwen.gguf'{model}}}\n{text}"
+    profile = parse_profile(text, stem="x", base=Path("/"), environ={})
     return plan(profile, Host(online=CpuSet({0, 1}), mem_available=24 << 30), QWEN, None)
 
 
@@ -91,6 +92,18 @@ def test_what_can_not_fit_is_refused_with_the_sums():
         qwen_plan("memory: {limit: 300MiB}")
     assert caught.value.where == "memory"
     assert "weights" in (caught.value.detail or "") and "379 MiB" in (caught.value.detail or "")
+
+
+@pytest.mark.parametrize(("limit", "stated", "said", "unsaid"), [
+    ("100MiB", "", ("no context is small enough", "quant type", "raise the limit"), ("kv_type", "model.context")),
+    ("600MiB", ", context: 32768, kv_type: f16", ("model.context (now 32768", "kv_type q8_0"), ("no context",)),
+    ("600MiB", ", context: 32768, kv_type: q8_0", ("model.context (now 32768",), ("kv_type q8_0", "prompt_cache_mib")),
+])
+def test_a_refusal_names_only_what_would_help(limit, stated, said, unsaid):
+    with pytest.raises(WrongProfile) as caught:
+        qwen_plan(f"memory: {{limit: {limit}}}", stated)
+    assert all(words in caught.value.fix for words in said)
+    assert not any(words in caught.value.fix for words in unsaid)
 
 
 def test_what_the_profile_states_is_never_shrunk():
