@@ -77,6 +77,8 @@ def making_noise(noise: Noise, where: Where = "session") -> Iterator[None]:
         process = _start(noise, folder, own_session=where != "same", enter=enter)
         try:
             _await_work(process, noise)
+            if not noise.io:
+                shutil.rmtree(folder)  # only disk noise needs it from here on, and a bench that is killed can't do it
             yield
         finally:
             end_group(process)

@@ -74,7 +74,7 @@ def test_the_load_is_about_what_was_asked_for(generator: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_bench_leaves_no_noise(number: int) -> None:
+def test_a_killed_bench_leaves_no_noise(number: int, tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import signal, sys
         from llamaops.bench.noise import Noise, making_noise
@@ -83,7 +83,8 @@ def test_a_killed_bench_leaves_no_noise(number: int) -> None:
             print("on", flush=True)
             signal.pause()
     """)
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               env=os.environ | {"TMPDIR": str(tmp_path)})
     assert process.stdout is not None and process.stdout.readline() == b"on\n"
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
@@ -91,6 +92,7 @@ def test_a_killed_bench_leaves_no_noise(number: int) -> None:
     process.stdout.close()
     assert len(workers) >= 3
     await_true(lambda: gone(workers), what="the noise is gone")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_cgroup_of_its_own() -> None:
