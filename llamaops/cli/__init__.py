@@ -25,11 +25,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("run:logs", "Show the engine's log of an instance."),
     "chat": ("chat:chat", "Stream one answer, or hold a conversation, in the terminal."),
     "host": ("host:host", "Look at this machine and tune it: doctor, snapshot, tune."),
-    "model": ("model:model", "Fetch and inspect models."),
+    "model": ("model:model", "Fetch, convert, quantize, compare and inspect models."),
     "engine": ("engine:engine", "Find, build and inspect llama-server."),
     "bench": ("bench:bench", "Measure latency and throughput; compare two set-ups."),
     "tune": ("tune:tune", "Find the setting that is best on this machine."),
-    "deploy": ("deploy:deploy", "Write systemd units from the same plan."),
+    "deploy": ("deploy:deploy", "Write systemd units, compose and Kubernetes files from the same plan."),
     "schema": ("profile:schema", "Print the profile's JSON Schema."),
 }
 """Name → (module under llamaops.cli, attribute) and the line that --help shows, in the order shown."""

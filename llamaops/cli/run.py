@@ -48,8 +48,9 @@ def up(ctx: click.Context, profile: Path, overrides: tuple[str, ...], detach: bo
       llamaops up examples/quickstart.yaml
       llamaops up qwen.yaml --set serve.port=9000 --detach
 
-    Exit codes: 0 stopped after serving · 69 engine or model not available · 70 the engine failed · 75 port or name
-    taken, try again · 77 not permitted · 78 the profile or plan is wrong · 130/143 interrupted before it served.
+    Exit codes: 0 stopped after serving · 2 usage, or no such profile · 69 engine or model not available · 70 the engine
+    failed · 75 port or name taken, try again · 77 not permitted · 78 the profile or plan is wrong · 130/143 interrupted
+    before it served.
     """
     if dry_run:
         from llamaops.cli.plan import plan
