@@ -156,7 +156,7 @@ class _Search:
                 cost = self._measure(f"{number} {knob.key} {turn} {name_of(point)}", point, turn)
                 costs[point].append(cost.value)
                 texts[point] = cost.text
-            racing = still_racing({p: costs[p] for p in racing})
+            racing = still_racing({p: costs[p] for p in racing}, costs[incumbent])
         if texts:
             self._settle(knob, costs, texts, incumbent)
 

@@ -54,17 +54,24 @@ def cost_of(figures: Figures, slo: Slo, objective: Objective, joules: float | No
             return Cost(per_token * over**4, text)
 
 
-def still_racing(costs: Mapping[K, Sequence[float]]) -> list[K]:
+def still_racing(costs: Mapping[K, Sequence[float]], incumbent: Sequence[float]) -> list[K]:
     """Return the candidates that may still win, each with as many rounds behind it as the others.
 
-    Out is what failed, what was worse than the best by 15 % in each of two rounds, and from three rounds on what is
-    worse with 95 % confidence, paired by round (one-sided t on the logarithms).
+    ``incumbent`` are the costs of the best so far, also where it is out itself. Out is what failed, what lost half of a
+    race's rounds to the incumbent (it can't win most of them any more), what was worse than the best by 15 % in each of
+    two rounds, and from three rounds on what is worse with 95 % confidence, paired by round (one-sided t on the
+    logarithms).
     """
     alive = [k for k, row in costs.items() if all(map(math.isfinite, row))]
     if not alive:
         return []
     best = min(alive, key=lambda k: middle(costs[k]))
-    return [k for k in alive if k == best or not _lost(costs[k], costs[best])]
+    return [k for k in alive if k == best or not (_lost(costs[k], costs[best]) or _beaten(costs[k], incumbent))]
+
+
+def _beaten(row: Sequence[float], incumbent: Sequence[float]) -> bool:
+    """Tell whether a candidate can't win most rounds against the incumbent any more; it never beats itself."""
+    return row is not incumbent and 2 * sum(a >= b for a, b in zip(row, incumbent, strict=False)) >= ROUNDS
 
 
 def _lost(row: Sequence[float], best: Sequence[float]) -> bool:
