@@ -22,7 +22,15 @@ from llamaops.core.notes import Findings, Level, Note, Reason
 from llamaops.core.placement import CpuChoice, capacity, choose_cpus, usable_cpus
 from llamaops.core.priority import Policy, permitted_policy, set_priority
 from llamaops.core.profile import Profile
-from llamaops.core.serving import Calibration, choose_batch, choose_context, choose_slots, estimate
+from llamaops.core.serving import (
+    Calibration,
+    choose_batch,
+    choose_context,
+    choose_slots,
+    estimate,
+    note_promises,
+    with_context,
+)
 from llamaops.core.source import parse_source
 from llamaops.core.topology import Host
 from llamaops.errors import NotPermitted, WrongProfile
@@ -159,17 +167,21 @@ def _serve(profile: Profile, host: Host, model: Model | None, placement: Placeme
            calibration: Calibration | None, findings: Findings) -> tuple[Serving, Memory]:
     """Size slots, batch and memory; what memory takes away from the slots or the context changes the batch."""
     threads = min(placement.threads_batch, len(placement.cpus) if placement.cpus else placement.threads_batch)
-    rates = calibration or estimate(model, threads, host)
+    known = calibration or estimate(model, threads, host)
+    rates = with_context(known, model, context) if known else None
+    measured = rates if calibration else None
 
     def batch(slots: int, context: int) -> int:
-        return choose_batch(profile, model, slots, context, rates, measured=calibration is not None, findings=findings)
+        return choose_batch(profile, model, slots, context, rates, measured=measured is not None, findings=findings)
 
-    slots = choose_slots(profile, placement.threads, findings)
+    slots = choose_slots(profile, placement.threads, context, measured, findings)
     type_k, type_v = kv_types(profile)
     cache = _prompt_cache_mib(profile, host, model, context, findings)
     sizes = Sizes(slots, context, batch(slots, context), type_k, type_v, cache)
     sizes, memory = fit_memory(profile, model, sizes, host, batch, findings)
     _explain_sizes(sizes, memory, batch(sizes.slots, sizes.context), findings)
+    if measured is not None and not is_embedding(model):
+        note_promises(profile, sizes.slots, sizes.ubatch, measured, findings)
     serving = Serving(sizes.slots, sizes.context, sizes.ubatch, sizes.ubatch, sizes.kv_type_k, sizes.kv_type_v,
                       is_embedding(model))
     return serving, memory

@@ -1,4 +1,4 @@
-"""What llama-server is told about requests: slots, context, and the batch that keeps the inter-token promise."""
+"""What llama-server is told about requests: slots, context, and the batch that keep the latency promises."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ MAX_AUTO_SLOTS = 4
 MAX_UBATCH = 512
 MIN_UBATCH = 8
 """Below eight rows the matrix kernels of llama.cpp lose their blocking, and prefill costs as much as decode."""
+
+DEPTH = 512
+"""Tokens of context that the promises are made for, a conversation of a few turns; rates are measured on empty ones."""
+ATTENTION_COST = 4
+"""An operation of attention takes so many times one of the weights (two CPUs, SmolLM2: 274 tok/s empty, 181 at 512)."""
+SPREAD = 1.5
+"""The 99th percentile of gaps over their mean while prompts are read; 1.3 to 1.6 measured, SmolLM2 and Qwen2.5-0.5B."""
+
+QUESTION = 64
+"""Tokens of a short question with its template: the least prompt that ``slo.ttft_ms`` is held against."""
 
 GFLOPS_PER_THREAD = (("avx512f", 100.0), ("avx2", 40.0), ("i8mm", 40.0), ("asimddp", 25.0), ("asimd", 10.0))
 SLOWEST_GFLOPS = 6.0
@@ -44,14 +54,23 @@ def choose_context(profile: Profile, model: Model | None, findings: Findings) ->
     return trained
 
 
-def choose_slots(profile: Profile, threads: int, findings: Findings) -> int:
-    """Return how many requests are answered at once: two for each decode thread, at most four, unless told."""
+def choose_slots(profile: Profile, threads: int, context: int, measured: Calibration | None, findings: Findings) -> int:
+    """Return how many requests are answered at once: two for each decode thread, at most four, unless told.
+
+    Fewer, but two at least, where a short question then keeps ``slo.ttft_ms`` beside the other streams, by rates that
+    were measured. Never one: the next question would wait for a whole answer.
+    """
     if profile.serve.slots != "auto":
         findings.because("serving.slots", "as the profile says")
         return profile.serve.slots
-    slots = min(MAX_AUTO_SLOTS, 2 * threads)
+    slots = most = min(MAX_AUTO_SLOTS, 2 * threads)
+    if measured is not None:
+        ubatch = _batch(profile, context, measured)
+        in_time = (n for n in range(most, 1, -1) if read_in_time(profile, n, ubatch, measured) >= QUESTION)
+        slots = next(in_time, most)
     findings.because("serving.slots", f"streams share the weights' way through the cache; {slots} on {threads} "
-                     f"{'thread' if threads == 1 else 'threads'}, further requests wait in the queue")
+                     f"{'thread' if threads == 1 else 'threads'}, further requests wait in the queue" if slots == most
+                     else f"with {most}, a prompt of {QUESTION} tokens would miss slo.ttft_ms {profile.slo.ttft_ms:g}")
     return slots
 
 
@@ -65,10 +84,26 @@ def estimate(model: Model | None, threads: int, host: Host) -> Calibration | Non
                        decode_tok_s=BANDWIDTH[min(threads, 2)] / model.size_bytes)
 
 
+def with_context(rates: Calibration, model: Model | None, context: int) -> Calibration:
+    """Return what is left of the rates once attention has some context to read.
+
+    A token takes two operations for each parameter, and four for each layer, head, its width and token of context.
+    """
+    if model is None or not (model.parameters and model.layers and model.heads and model.head_dim_k):
+        return rates
+    attention = 4 * model.layers * model.heads * model.head_dim_k * min(context, DEPTH)
+    slower = 1 + ATTENTION_COST * attention / (2 * model.parameters)
+    return Calibration(rates.prefill_tok_s / slower, rates.decode_tok_s / slower)
+
+
+def step_ms(slots: int, ubatch: int, rates: Calibration) -> float:
+    """Return the time between two tokens while, beside other slots, prompts fill the rest of each batch."""
+    return 1000 * (1 / rates.decode_tok_s + (ubatch / rates.prefill_tok_s if slots > 1 else 0.0))
+
+
 def least_step_ms(slots: int, rates: Calibration) -> float:
     """Return the least time between two tokens: a decode step and, beside other slots, the least batch of a prompt."""
-    beside = MIN_UBATCH / rates.prefill_tok_s if slots > 1 else 0.0
-    return 1000 * (1 / rates.decode_tok_s + beside)
+    return step_ms(slots, MIN_UBATCH, rates)
 
 
 def keeps_itl(profile: Profile, slots: int, rates: Calibration) -> bool:
@@ -76,29 +111,50 @@ def keeps_itl(profile: Profile, slots: int, rates: Calibration) -> bool:
     return least_step_ms(slots, rates) <= profile.slo.itl_ms
 
 
+def read_in_time(profile: Profile, slots: int, ubatch: int, rates: Calibration) -> int:
+    """Return how many tokens of a prompt are read within ``slo.ttft_ms`` while all other slots decode."""
+    seconds = profile.slo.ttft_ms / 1000
+    if slots == 1:
+        return int(rates.prefill_tok_s * max(0.0, seconds - 1 / rates.decode_tok_s))
+    steps = int(profile.slo.ttft_ms / step_ms(slots, ubatch, rates))
+    return steps * max(0, ubatch - (slots - 1))  # each of the others has a row of every batch
+
+
+def note_promises(profile: Profile, slots: int, ubatch: int, rates: Calibration, findings: Findings) -> None:
+    """Say what the machine can promise by measured rates, and what it can't."""
+    tokens, limit = read_in_time(profile, slots, ubatch, rates), f"slo.ttft_ms {profile.slo.ttft_ms:g}"
+    others = "nothing else runs" if slots == 1 else "another stream runs" if slots == 2 else f"{slots - 1} others run"
+    if tokens >= QUESTION:
+        findings.info("latency-promise", f"a prompt of up to {tokens} tokens has its first token within {limit} while "
+                      f"{others}; tokens come every {step_ms(slots, ubatch, rates):.0f} ms meanwhile (measured)")
+    else:
+        findings.degraded("ttft-budget-unmet", f"{limit} can't be kept: while {others}, only {tokens} tokens of a "
+                          "prompt are read in that time (measured); use a smaller model, a larger slo.itl_ms, or fewer "
+                          "serve.slots")
+
+
 def choose_batch(profile: Profile, model: Model | None, slots: int, context: int, rates: Calibration | None, *,
                  measured: bool, findings: Findings) -> int:
     """Return the micro-batch; the logical batch is the same, so that no batch exceeds the budget.
 
-    While others decode, every batch of prompt tokens stops their streams for its own length: the inter-token budget
-    less one decode step is what a batch may take. With one slot there is nobody to wait.
+    While others decode, every batch of prompt tokens stops their streams for its own length: the inter-token budget,
+    less what the slowest gaps are above the mean and one decode step, is what a batch may take. With one slot there is
+    nobody to wait.
     """
     if is_embedding(model):
         findings.because("serving.ubatch", "an embedding model reads a whole prompt in one batch")
         return context
     if slots == 1:
         findings.because("serving.ubatch", "one slot: no other stream waits for a prompt")
-        return min(MAX_UBATCH, _rounded(context))
+        return _longest(context)
     if rates is None:
         findings.because("serving.ubatch", "nothing is known of the model; a middle size")
         return min(64, _rounded(context))
-    budget_s = profile.slo.itl_ms / 1000 - 1 / rates.decode_tok_s
-    fitting = rates.prefill_tok_s * budget_s
-    size = max(MIN_UBATCH, min(MAX_UBATCH, _rounded(int(fitting)), _rounded(context)))
+    size = _batch(profile, context, rates)
     source = "measured" if measured else "estimated"
-    findings.because("serving.ubatch", f"{profile.slo.itl_ms:g} ms between tokens, less a decode step of "
-                     f"{1000 / rates.decode_tok_s:.0f} ms, at {rates.prefill_tok_s:.0f} prompt tokens a second "
-                     f"({source})")
+    findings.because("serving.ubatch", f"{profile.slo.itl_ms:g} ms between tokens at the 99th percentile, a decode "
+                     f"step of {1000 / rates.decode_tok_s:.0f} ms and {rates.prefill_tok_s:.0f} prompt tokens a "
+                     f"second with {min(context, DEPTH)} of context ({source})")
     if not keeps_itl(profile, slots, rates):
         findings.degraded("itl-budget-unmet", f"slo.itl_ms {profile.slo.itl_ms:g} can't be kept while another prompt "
                           f"is read: a batch of {MIN_UBATCH} takes about {1000 * MIN_UBATCH / rates.prefill_tok_s:.0f} "
@@ -107,6 +163,17 @@ def choose_batch(profile: Profile, model: Model | None, slots: int, context: int
     return size
 
 
+def _batch(profile: Profile, context: int, rates: Calibration) -> int:
+    """Return the largest micro-batch whose 99th percentile of gaps keeps ``slo.itl_ms``."""
+    fitting = rates.prefill_tok_s * (profile.slo.itl_ms / 1000 / SPREAD - 1 / rates.decode_tok_s)
+    return max(MIN_UBATCH, min(_longest(context), _rounded(int(fitting))))
+
+
+def _longest(context: int) -> int:
+    return min(MAX_UBATCH, _rounded(context))
+
+
 def _rounded(tokens: int) -> int:
-    """Round down to whole blocks of the matrix kernels: 32, or 8 below 64."""
-    return tokens // 32 * 32 if tokens >= 64 else tokens // 8 * 8
+    """Round down to whole blocks of the matrix kernels: 32, 8 below 64, 4 below 32."""
+    block = 32 if tokens >= 64 else 8 if tokens >= 32 else 4
+    return tokens // block * block
