@@ -3,12 +3,15 @@
     .venv/bin/python benchmarks/prompts.py [--seconds 30] [--runs 3] [--model FILE] [--engine FILE]
 
 llamaops against llama-server as a person would start it (`llama-server -m FILE -np 5 -c …`), in turn. Without --model
-the quick-start model is used. Prints the victims' gap between tokens and the attacker's time to first token: the price.
+the quick-start model is used. The other client waits for its first token before it sends the next prompt. The streams
+are read at real-time priority where that is permitted, so that the clients' own waiting for a CPU is not counted.
+Prints the victims' gap between tokens and the attacker's time to first token: the price.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -50,28 +53,21 @@ def stream(port: int, prompt: str, tokens: int) -> Iterator[float]:
 
 def victim(port: int, seen: Seen, until: float) -> None:
     """Stream until the run ends; a finished answer is followed by the next, and their gap does not count."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99))  # of this thread
     while time.monotonic() < until:
         times = list(itertools.takewhile(lambda at: at < until, stream(port, "Tell a story.", CONTEXT - 100)))
         seen.gaps += [1000 * (b - a) for a, b in itertools.pairwise(times)]
 
 
 def attack(port: int, seen: Seen, until: float) -> None:
-    """Send a fresh prompt every 0.6 s, whether or not the last one is answered."""
-    threads: list[threading.Thread] = []
-
-    def one() -> None:
+    """Send a fresh prompt every 0.6 s, or once the last one has its first token."""
+    while (started := time.monotonic()) < until:
         words = " ".join(random.choice(("sea", "stone", "lamp", "bird", "wind")) for _ in range(PROMPT_TOKENS))
-        started = time.monotonic()
         for at in stream(port, words, 2):
             seen.first.append(1000 * (at - started))
             break
-
-    while time.monotonic() < until:
-        threads.append(threading.Thread(target=one))
-        threads[-1].start()
-        time.sleep(EVERY_S)
-    for thread in threads:
-        thread.join()
+        time.sleep(max(0.0, started + EVERY_S - time.monotonic()))
 
 
 def command(side: str, port: int, engine: str, model: str) -> list[str]:
