@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llamaops.cache import locked, read_json, write_json
@@ -24,14 +24,14 @@ from llamaops.core.engine import Engine
 from llamaops.core.model import Model
 from llamaops.core.plan import Placement
 from llamaops.core.progress import Progress
-from llamaops.core.serving import Calibration
+from llamaops.core.serving import MEASURED_UBATCH, MIN_UBATCH, Calibration
 from llamaops.engine_binary import BUILD_HINT, ILLEGAL_WHY
 from llamaops.errors import EngineUnavailable
 
 PROMPT_TOKENS = 128
 GENERATED_TOKENS = 16
-BATCH = 64
-"""Prefill is measured in batches of about the size that an inter-token budget leads to; larger ones run faster."""
+SMALL_PROMPT_TOKENS = 32
+"""A prompt of a few of the least batches."""
 REPEATS = 3
 LOOK_S = 0.1
 BUSY_SHARE = 0.15
@@ -42,7 +42,7 @@ def find_calibration(engine: Engine, model: Model, placement: Placement, cache: 
     """Return what was measured for exactly this engine, model and placement, None where nothing was."""
     kept = read_json(_file(engine, model, placement, cache))
     with suppress(KeyError, TypeError, ValueError):
-        return Calibration(float(kept["prefill_tok_s"]), float(kept["decode_tok_s"]))
+        return Calibration(*(float(kept[name]) for name in ("prefill_tok_s", "decode_tok_s", "small_tok_s")))
     return None
 
 
@@ -64,8 +64,8 @@ def calibrate(engine: Engine, model: Model, placement: Placement, wrappers: Sequ
             return kept
         found = _measure_quiet(tool, model, placement, wrappers, env, progress, cancel)
         if found is not None:
-            write_json(file, {"prefill_tok_s": found.prefill_tok_s, "decode_tok_s": found.decode_tok_s,
-                              "engine": engine.version, "model": model.path, "threads": placement.threads})
+            write_json(file, asdict(found) | {"engine": engine.version, "model": model.path,
+                                              "threads": placement.threads})
         return found
 
 
@@ -116,9 +116,9 @@ def _stat() -> str:
 
 def _measure(tool: Path, model: Model, placement: Placement, wrappers: Sequence[str], env: Mapping[str, str],
              cancel: threading.Event | None) -> Calibration | None:
-    def best(threads: int, *what: str) -> float | None:
+    def best(threads: int, ubatch: int, *what: str) -> float | None:
         lines: list[str] = []
-        argv = [*wrappers, str(tool), "-m", model.path, "-t", str(threads), "-b", str(BATCH), "-ub", str(BATCH),
+        argv = [*wrappers, str(tool), "-m", model.path, "-t", str(threads), "-b", str(ubatch), "-ub", str(ubatch),
                 "-r", str(REPEATS), "-o", "jsonl", *what]
         done = run(argv, env=env, on_line=lines.append, cancel=cancel)
         if done.code == -signal.SIGILL:  # the code that would serve: better told now than as a crash loop
@@ -126,9 +126,10 @@ def _measure(tool: Path, model: Model, placement: Placement, wrappers: Sequence[
                                     fix=BUILD_HINT)
         return _best_rate(lines)
 
-    prefill = best(placement.threads_batch, "-p", str(PROMPT_TOKENS), "-n", "0")
-    decode = best(placement.threads, "-p", "0", "-n", str(GENERATED_TOKENS))
-    return Calibration(prefill, decode) if prefill and decode else None
+    prefill = best(placement.threads_batch, MEASURED_UBATCH, "-p", str(PROMPT_TOKENS), "-n", "0")
+    small = best(placement.threads_batch, MIN_UBATCH, "-p", str(SMALL_PROMPT_TOKENS), "-n", "0")
+    decode = best(placement.threads, MEASURED_UBATCH, "-p", "0", "-n", str(GENERATED_TOKENS))
+    return Calibration(prefill, decode, small) if prefill and decode and small else None
 
 
 def _best_rate(lines: Sequence[str]) -> float | None:
@@ -143,7 +144,8 @@ def _best_rate(lines: Sequence[str]) -> float | None:
 def _file(engine: Engine, model: Model, placement: Placement, cache: Path) -> Path:
     """Name the result by all that it depends on; a file that was replaced has another size or time."""
     facts = [_identity(engine.path), _identity(model.path), placement.threads, placement.threads_batch,
-             str(placement.cpus), placement.spin, placement.numa, PROMPT_TOKENS, GENERATED_TOKENS, BATCH]
+             str(placement.cpus), placement.spin, placement.numa, PROMPT_TOKENS, SMALL_PROMPT_TOKENS, GENERATED_TOKENS,
+             MEASURED_UBATCH, MIN_UBATCH]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     return cache / "calibration" / f"{digest}.json"
 

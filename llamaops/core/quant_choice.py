@@ -28,13 +28,13 @@ class Rated:
         return keeps_itl(profile, self.slots, self.rates)
 
     def of(self, size_bytes: int, other_bytes: int) -> Rated:
-        """Predict a file of another size: a decode step reads all of the weights once."""
-        return replace(self, rates=replace(self.rates, decode_tok_s=self.rates.decode_tok_s * size_bytes / other_bytes))
+        """Predict a file of another size: a decode step, or a small batch, reads all of the weights once."""
+        prefill, same = self.rates.prefill_tok_s, self.rates.slower(other_bytes / size_bytes)
+        return replace(self, rates=replace(same, prefill_tok_s=prefill))
 
     def slower(self, factor: float) -> Rated:
         """Return the same with rates lower by a factor."""
-        rates = self.rates
-        return replace(self, rates=Calibration(rates.prefill_tok_s / factor, rates.decode_tok_s / factor))
+        return replace(self, rates=self.rates.slower(factor))
 
 
 @dataclass(frozen=True, slots=True)

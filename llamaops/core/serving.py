@@ -31,12 +31,35 @@ SLOWEST_GFLOPS = 6.0
 BANDWIDTH = {1: 6e9, 2: 12e9}
 """Bytes of weights a second that decode reads with one thread, and with two or more; measured on two: 20e9."""
 
+
+MEASURED_UBATCH = 64
+"""Prefill is measured in batches of about the size that an inter-token budget leads to; larger ones run faster."""
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What this engine, model and placement were measured to do, tokens a second of one stream."""
+    """What this engine, model and placement were measured to do, tokens a second.
+
+    ``prefill_tok_s`` in batches of 64, ``decode_tok_s`` of one stream, ``small_tok_s`` prefill in batches of 8: some
+    quant types have no kernels for a few rows at once. None: not measured.
+    """
 
     prefill_tok_s: float
     decode_tok_s: float
+    small_tok_s: float | None = None
+
+    def slower(self, factor: float) -> Calibration:
+        """Return the same with all rates lower by a factor."""
+        small = self.small_tok_s and self.small_tok_s / factor
+        return Calibration(self.prefill_tok_s / factor, self.decode_tok_s / factor, small)
+
+    def batch_costs(self) -> tuple[float, float]:
+        """Return the seconds that any batch takes (weights are read once), and those that each row of it adds."""
+        if self.small_tok_s is None:
+            return 1 / self.decode_tok_s, 1 / self.prefill_tok_s
+        few, many = MIN_UBATCH / self.small_tok_s, MEASURED_UBATCH / self.prefill_tok_s
+        each = (many - few) / (MEASURED_UBATCH - MIN_UBATCH) if many > few else many / MEASURED_UBATCH
+        return few - MIN_UBATCH * each, each
 
 
 def choose_context(profile: Profile, model: Model | None, findings: Findings) -> int:
@@ -92,13 +115,13 @@ def with_context(rates: Calibration, model: Model | None, context: int) -> Calib
     if model is None or not (model.parameters and model.layers and model.heads and model.head_dim_k):
         return rates
     attention = 4 * model.layers * model.heads * model.head_dim_k * min(context, DEPTH)
-    slower = 1 + ATTENTION_COST * attention / (2 * model.parameters)
-    return Calibration(rates.prefill_tok_s / slower, rates.decode_tok_s / slower)
+    return rates.slower(1 + ATTENTION_COST * attention / (2 * model.parameters))
 
 
 def step_ms(slots: int, ubatch: int, rates: Calibration) -> float:
     """Return the time between two tokens while, beside other slots, prompts fill the rest of each batch."""
-    return 1000 * (1 / rates.decode_tok_s + (ubatch / rates.prefill_tok_s if slots > 1 else 0.0))
+    any_batch, each = rates.batch_costs()
+    return 1000 * (1 / rates.decode_tok_s if slots == 1 else any_batch + ubatch * each)
 
 
 def least_step_ms(slots: int, rates: Calibration) -> float:
@@ -107,7 +130,7 @@ def least_step_ms(slots: int, rates: Calibration) -> float:
 
 
 def keeps_itl(profile: Profile, slots: int, rates: Calibration) -> bool:
-    """Tell whether streams can keep ``slo.itl_ms``."""
+    """Tell whether the mean gap of streams can keep ``slo.itl_ms``."""
     return least_step_ms(slots, rates) <= profile.slo.itl_ms
 
 
@@ -126,7 +149,7 @@ def note_promises(profile: Profile, slots: int, ubatch: int, rates: Calibration,
     others = "nothing else runs" if slots == 1 else "another stream runs" if slots == 2 else f"{slots - 1} others run"
     if tokens >= QUESTION:
         findings.info("latency-promise", f"a prompt of up to {tokens} tokens has its first token within {limit} while "
-                      f"{others}; tokens come every {step_ms(slots, ubatch, rates):.0f} ms meanwhile (measured)")
+                      f"{others}; tokens come about every {step_ms(slots, ubatch, rates):.0f} ms meanwhile (measured)")
     else:
         findings.degraded("ttft-budget-unmet", f"{limit} can't be kept: while {others}, only {tokens} tokens of a "
                           "prompt are read in that time (measured); use a smaller model, a larger slo.itl_ms, or fewer "
@@ -137,9 +160,8 @@ def choose_batch(profile: Profile, model: Model | None, slots: int, context: int
                  measured: bool, findings: Findings) -> int:
     """Return the micro-batch; the logical batch is the same, so that no batch exceeds the budget.
 
-    While others decode, every batch of prompt tokens stops their streams for its own length: the inter-token budget,
-    less what the slowest gaps are above the mean and one decode step, is what a batch may take. With one slot there is
-    nobody to wait.
+    While others decode, every batch stops their streams for its own length; the inter-token budget, less what the
+    slowest gaps are above the mean, is what a batch may take. With one slot there is nobody to wait.
     """
     if is_embedding(model):
         findings.because("serving.ubatch", "an embedding model reads a whole prompt in one batch")
@@ -152,20 +174,21 @@ def choose_batch(profile: Profile, model: Model | None, slots: int, context: int
         return min(64, _rounded(context))
     size = _batch(profile, context, rates)
     source = "measured" if measured else "estimated"
-    findings.because("serving.ubatch", f"{profile.slo.itl_ms:g} ms between tokens at the 99th percentile, a decode "
-                     f"step of {1000 / rates.decode_tok_s:.0f} ms and {rates.prefill_tok_s:.0f} prompt tokens a "
-                     f"second with {min(context, DEPTH)} of context ({source})")
-    if not keeps_itl(profile, slots, rates):
+    findings.because("serving.ubatch", f"{profile.slo.itl_ms:g} ms between tokens at the 99th percentile; a batch of "
+                     f"{size} takes about {step_ms(slots, size, rates):.0f} ms with {min(context, DEPTH)} tokens of "
+                     f"context ({source})")
+    least_ms = least_step_ms(slots, rates)
+    if (SPREAD * least_ms if measured else least_ms) > profile.slo.itl_ms:  # an estimate is on the safe side already
         findings.degraded("itl-budget-unmet", f"slo.itl_ms {profile.slo.itl_ms:g} can't be kept while another prompt "
-                          f"is read: a batch of {MIN_UBATCH} takes about {1000 * MIN_UBATCH / rates.prefill_tok_s:.0f} "
-                          f"ms and a decode step {1000 / rates.decode_tok_s:.0f} ms ({source}); use a smaller model, "
-                          "or serve.slots: 1")
+                          f"is read: a batch of {MIN_UBATCH} takes about {least_ms:.0f} ms ({source}), and the slowest "
+                          "gaps half as much again; use a smaller model, or serve.slots: 1")
     return size
 
 
 def _batch(profile: Profile, context: int, rates: Calibration) -> int:
     """Return the largest micro-batch whose 99th percentile of gaps keeps ``slo.itl_ms``."""
-    fitting = rates.prefill_tok_s * (profile.slo.itl_ms / 1000 / SPREAD - 1 / rates.decode_tok_s)
+    any_batch, each = rates.batch_costs()
+    fitting = (profile.slo.itl_ms / 1000 / SPREAD - any_batch) / each
     return max(MIN_UBATCH, min(_longest(context), _rounded(int(fitting))))
 
 

@@ -19,6 +19,7 @@ BENCH = """#!/bin/sh
 echo "$@" >> {log}
 echo "a line for people"
 case "$*" in
+  *"-ub 8 "*) echo '{{"n_prompt": 32, "samples_ts": [90.0, 100.0]}}' ;;
   *"-n 0"*) echo '{{"n_prompt": 128, "samples_ts": [200.0, 250.5, 240.0]}}' ;;
   *) echo '{{"n_gen": 16, "samples_ts": [40.0, 50.0]}}' ;;
 esac
@@ -55,13 +56,14 @@ def test_best_sample_of_each_is_remembered(engine: Engine, model: Model, tmp_pat
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "_stat", quiet)
     assert calibrate.find_calibration(engine, model, PLACEMENT, tmp_path) is None
-    assert measure(engine, model, tmp_path) == Calibration(250.5, 50.0)
-    assert measure(engine, model, tmp_path) == Calibration(250.5, 50.0)
+    assert measure(engine, model, tmp_path) == Calibration(250.5, 50.0, 100.0)
+    assert measure(engine, model, tmp_path) == Calibration(250.5, 50.0, 100.0)
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 2
-    assert "-t 3" in calls[0]
-    assert "-t 2" in calls[1]
-    assert calibrate.find_calibration(engine, model, PLACEMENT, tmp_path) == Calibration(250.5, 50.0)
+    assert len(calls) == 3
+    assert "-t 3" in calls[0] and "-ub 64" in calls[0]
+    assert "-t 3" in calls[1] and "-ub 8 -r" in calls[1]
+    assert "-t 2" in calls[2]
+    assert calibrate.find_calibration(engine, model, PLACEMENT, tmp_path) == Calibration(250.5, 50.0, 100.0)
 
 
 def test_another_model_is_measured_anew(engine: Engine, model: Model, tmp_path: Path,

@@ -38,7 +38,7 @@ def test_slots_of_the_profile_stay():
 
 
 @pytest.mark.parametrize(("text", "rates", "code", "words"), [
-    ("", Calibration(250, 50), "latency-promise", ("up to 99 tokens", "3 others run", "every 68 ms")),
+    ("", Calibration(250, 50), "latency-promise", ("up to 99 tokens", "3 others run", "about every 68 ms")),
     ("serve: {slots: 2}", Calibration(250, 50), "latency-promise", ("another stream runs",)),
     ("serve: {slots: 1}", Calibration(250, 50), "latency-promise", ("up to 195 tokens", "nothing else runs")),
     ("", Calibration(100, 20), "ttft-budget-unmet", ("only 30 tokens",)),
@@ -51,8 +51,25 @@ def test_notes_say_what_the_machine_can_promise(text, rates, code, words):
     assert ("latency-promise" in notes) != ("ttft-budget-unmet" in notes)
 
 
+@pytest.mark.parametrize(("rates", "unmet"), [
+    (Calibration(250, 50), False), (Calibration(130, 40), True), (Calibration(50, 5), True),
+    (Calibration(174, 43), False), (Calibration(174, 43, 83), True),  # few rows at once are slow: Qwen2.5-0.5B Q4_K_M
+])
+def test_a_budget_that_the_slowest_gaps_miss_is_told(rates, unmet):
+    assert ("itl-budget-unmet" in {note.code for note in planned("", rates).notes}) == unmet
+
+
 def test_nothing_is_promised_unmeasured():
     assert not {"latency-promise", "ttft-budget-unmet"} & {note.code for note in planned("", None).notes}
+
+
+def test_batches_cost_what_was_measured_of_small_and_large_ones():
+    any_batch, each = Calibration(162, 37.5, 83).batch_costs()
+    assert any_batch + 8 * each == pytest.approx(8 / 83)
+    assert any_batch + 64 * each == pytest.approx(64 / 162)
+    assert any_batch + 16 * each == pytest.approx(16 / 124, rel=0.1)  # llama-bench -ub 16
+    assert Calibration(60, 40, 900).batch_costs()[1] > 0  # nonsense, measured on a machine that was disturbed
+    assert planned("", Calibration(100, 40, 900)).serving.ubatch >= 8
 
 
 def test_attention_slows_what_was_measured_without_context():
