@@ -26,8 +26,6 @@ from llamaops.bench.run import Conditions, environment
 from llamaops.bench.targets import parse_target
 from llamaops.core.figures import Slo
 from llamaops.core.progress import NoProgress
-from llamaops.core.racing import cost_of
-from llamaops.core.stats import paired_ratio
 from llamaops.core.workload import Lengths, Workload
 from llamaops.prepare import load_profile
 
@@ -58,8 +56,9 @@ def main() -> None:
         tuner.write_winner(out, written, written.with_suffix(".json"))
         again = replace(conditions, workload=replace(workload, seed=workload.seed + NEW_REQUESTS))
         found = compare_targets([parse_target(str(p)) for p in (args.profile, written)], again, args.pairs)
-    a, b = ([cost_of(m.figures, conditions.slo, args.objective).value for m in row] for row in found.runs)
-    ratio = paired_ratio(a, b, level=0.95)
+    ratio = tuner.cost_ratio(task, found)
+    if ratio is None:
+        sys.exit("a run of the second comparison failed: nothing can be said")
     kept = ratio.high < 1 and ratio.low <= claimed.high and claimed.low <= ratio.high
     print(f"written: {tuner.name_of(out.point)}")
     print(f"  claims  x {claimed.ratio:.3f} ({claimed.low:.3f} - {claimed.high:.3f}, {claimed.pairs} pairs)")

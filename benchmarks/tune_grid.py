@@ -32,7 +32,7 @@ from llamaops.core.figures import Slo
 from llamaops.core.knobs import Knob, knobs
 from llamaops.core.progress import NoProgress
 from llamaops.core.racing import cost_of, middle
-from llamaops.core.stats import Ratio, paired_ratio
+from llamaops.core.stats import Ratio
 from llamaops.core.workload import Lengths, Workload
 from llamaops.prepare import load_profile, plan_only, prepare
 
@@ -43,19 +43,15 @@ def grid_of(profile: Path, found: list[Knob]) -> list[tuner.Point]:
     plans: dict[tuner.Point, object] = {}
     for combination in itertools.product(*choices):
         point = tuple(sorted(setting for part in combination for setting in part))
-        plan = plan_only(load_profile(profile, overrides(point))).plan
+        plan = plan_only(load_profile(profile, tuner.overrides(point))).plan
         runs = (plan.placement, plan.serving, dict(point).get("engine.args"))
         if runs not in plans.values():
             plans[point] = runs
     return list(plans)
 
 
-def overrides(point: tuner.Point) -> tuple[str, ...]:
-    return tuple(f"{key}={value}" for key, value in point)
-
-
 def target_of(task: tuner.Task, point: tuner.Point) -> Target:
-    return Target("profile", str(task.profile), overrides(point))
+    return Target("profile", str(task.profile), tuner.overrides(point))
 
 
 def measure_grid(task: tuner.Task, points: list[tuner.Point], rounds: int) -> dict[tuner.Point, float]:
@@ -70,11 +66,10 @@ def measure_grid(task: tuner.Task, points: list[tuner.Point], rounds: int) -> di
     return {point: middle(row) for point, row in costs.items()}
 
 
-def against(task: tuner.Task, kept: tuner.Point, best: tuner.Point, pairs: int) -> Ratio:
+def against(task: tuner.Task, kept: tuner.Point, best: tuner.Point, pairs: int) -> Ratio | None:
     """Run both once more, in pairs, and return the cost of what is kept over that of the best."""
     found = compare_targets([target_of(task, best), target_of(task, kept)], task.conditions, pairs)
-    a, b = ([cost_of(m.figures, task.conditions.slo, task.objective).value for m in row] for row in found.runs)
-    return paired_ratio(a, b, level=0.95)
+    return tuner.cost_ratio(task, found)
 
 
 def main() -> None:
@@ -116,8 +111,7 @@ def main() -> None:
     print(f"grid   {len(costs)} points x {args.rounds} rounds in {grid_s:.0f} s; best: {tuner.name_of(best)}")
     print(f"tuner  {out.runs} runs in {tuned_s:.0f} s ({tuned_s / grid_s:.0%} of it); keeps: {tuner.name_of(kept)}")
     print(f"       {costs[kept] / costs[best] - 1:+.1%} from the grid's best, by the grid's own measurements")
-    if kept != best:
-        r = against(task, kept, best, args.pairs)
+    if kept != best and (r := against(task, kept, best, args.pairs)):
         print(f"       {r.ratio - 1:+.1%} ({r.low - 1:+.1%} to {r.high - 1:+.1%}), both run again in {r.pairs} pairs")
     if r := out.ratio:
         print(f"       {tuner.name_of(out.point)} against the start profile: cost x {r.ratio:.3f} "

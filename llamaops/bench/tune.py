@@ -94,23 +94,29 @@ def tune(task: Task, journal: Journal, progress: Progress, say: Callable[[str], 
 
 def _confirm(out: Tuned) -> None:
     task = out.task
-    targets = [Target("profile", str(task.profile), (*task.overrides, *_overrides(p))) for p in ((), out.point)]
+    targets = [Target("profile", str(task.profile), (*task.overrides, *overrides(p))) for p in ((), out.point)]
     out.confirmation = compare_targets(targets, task.conditions, task.pairs)
-    a, b = ([_cost(task, m).value for m in row] for row in out.confirmation.runs)
-    out.ratio = paired_ratio(a, b, level=0.95) if all(map(math.isfinite, a + b)) else None
+    out.ratio = cost_ratio(task, out.confirmation)
+
+
+def cost_ratio(task: Task, found: Comparison) -> Ratio | None:
+    """Return the second target's cost over the first's, with its 95 % interval; None where a run was of no use."""
+    a, b = ([_cost(task, m).value for m in row] for row in found.runs)
+    return paired_ratio(a, b, level=0.95) if all(map(math.isfinite, a + b)) else None
 
 
 def _cost(task: Task, measured: Measured) -> Cost:
     return cost_of(measured.figures, task.conditions.slo, task.objective, measured.system.joules)
 
 
-def _overrides(point: Point) -> tuple[str, ...]:
+def overrides(point: Point) -> tuple[str, ...]:
+    """Return a point as what ``--set`` takes."""
     return tuple(f"{key}={value}" for key, value in point)
 
 
 def name_of(point: Point) -> str:
     """Return a point as people read it."""
-    return ", ".join(_overrides(point)) or "the start profile"
+    return ", ".join(overrides(point)) or "the start profile"
 
 
 class _Search:
@@ -190,7 +196,7 @@ class _Search:
         if point not in self._plans:
             why: str | None
             try:
-                profile = load_profile(self._task.profile, (*self._task.overrides, *_overrides(point)))
+                profile = load_profile(self._task.profile, (*self._task.overrides, *overrides(point)))
                 plan = plan_only(profile).plan
                 why = unsafe(plan, self._base)
                 # Calibrated before it races: a plan that changed between its runs would race against itself.
@@ -223,7 +229,7 @@ class _Search:
         """Measure a point once; each round of a race has requests of its own, the same for all."""
         workload = self._task.conditions.workload
         conditions = replace(self._task.conditions, workload=replace(workload, seed=workload.seed + turn))
-        target = Target("profile", str(self._task.profile), (*self._task.overrides, *_overrides(point)))
+        target = Target("profile", str(self._task.profile), (*self._task.overrides, *overrides(point)))
         try:
             return _cost(self._task, bench(target, conditions))
         except LlamaopsError as exc:
@@ -255,7 +261,7 @@ def write_winner(out: Tuned, path: Path, evidence: Path) -> None:
     for key, value in out.point:
         text = set_value(text, key, value, "tuned")
     path.write_text(_head(out, evidence) + text)
-    wanted = load_profile(out.task.profile, _overrides(out.point))
+    wanted = load_profile(out.task.profile, overrides(out.point))
     try:
         same = load_profile(path, [f"name={wanted.name}"]) == wanted
     except WrongProfile:
@@ -273,7 +279,7 @@ def _anew(source: str, point: Point) -> str:
     from llamaops.core.yaml_text import override, read_yaml
 
     data = read_yaml(source).data
-    for assignment in _overrides(point):
+    for assignment in overrides(point):
         override(data, assignment, [])
     return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
