@@ -72,13 +72,13 @@ def making_noise(noise: Noise, where: Where = "session") -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="llamaops-noise-"))
+        # Only disk noise writes, and a bench that is killed leaves its folder behind.
+        folder = (stack.enter_context(tempfile.TemporaryDirectory(prefix="llamaops-noise-")) if noise.io
+                  else tempfile.gettempdir())
         enter = stack.enter_context(_own_cgroup()) if where == "cgroup" else None
         process = _start(noise, folder, own_session=where != "same", enter=enter)
         try:
             _await_work(process, noise)
-            if not noise.io:
-                shutil.rmtree(folder)  # only disk noise needs it from here on, and a bench that is killed can't do it
             yield
         finally:
             end_group(process)
