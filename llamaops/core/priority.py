@@ -28,7 +28,7 @@ SPIN = 500
 """Iterations a waiting compute thread spins before it sleeps.
 
 Measured on two CPUs (AMD EPYC, SmolLM2-135M, an ordinary client in the same session as the noise): 300, 500, 1000 and
-10000 iterations give an ITL p99 of 45, 53, 64 and 167 ms at 54, 58, 59 and 65 tok/s: what spins keeps the client
+10000 iterations give an ITL p99 of 45, 53, 67 and 167 ms at 54, 58, 60 and 65 tok/s: what spins keeps the client
 waiting. Quiet, Qwen2.5-0.5B loses 7 % with 300 and 2 % with 500 against 1000, SmolLM2 nothing.
 """
 
