@@ -203,15 +203,19 @@ def compare(threads: list[Thread], autogroup_nice: int | None, placement: Placem
 
 
 def _cpus_drift(threads: list[Thread], computing: Collection[int], placement: Placement) -> Note | None:
-    """Compute threads belong on the decode CPUs; the others may use the housekeeping CPUs too."""
+    """Compute threads belong on the decode CPUs, one each; the others may use the housekeeping CPUs too."""
     if placement.cpus is None:
         return None
     decode = set(placement.cpus) | set(placement.batch_cpus or ())
     others = decode | set(placement.housekeeping_cpus or ())
     strays = [t for t in threads if not set(t.cpus) <= (decode if t.tid in computing else others)]
-    if not strays:
+    together = {cpu for t in threads if t.tid in computing for cpu in t.cpus}
+    if strays:
+        text = f"{len(strays)} of {len(threads)} threads may run on CPUs {strays[0].cpus}, planned {placement.cpus}"
+    elif len(together) < min(len(computing), len(decode)):
+        text = f"{len(computing)} compute threads share CPUs {CpuSet.of(together)}, planned {placement.cpus}"
+    else:
         return None
-    text = f"{len(strays)} of {len(threads)} threads may run on CPUs {strays[0].cpus}, planned were {placement.cpus}"
     return Note("degraded", "drift-cpus", text)
 
 

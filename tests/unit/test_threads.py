@@ -64,6 +64,19 @@ def test_compute_threads_do_not_belong_on_housekeeping_cpus() -> None:
     assert [n.code for n in compare(strays, -10, PLAN)] == ["drift-cpus"]
 
 
+@pytest.mark.parametrize(("cpus", "expected"), [
+    (("2", "3"), []), (("2-3", "3"), []), (("3", "3"), ["drift-cpus"]),
+])
+def test_compute_threads_do_not_share_a_cpu_while_one_is_free(cpus: tuple[str, str], expected: list[str]) -> None:
+    busy = [replace(AS_PLANNED, tid=i, run_s=1.0, cpus=CpuSet.parse(text)) for i, text in enumerate(cpus)]
+    assert [n.code for n in compare(busy, -10, PLAN)] == expected
+
+
+def test_more_threads_than_cpus_share_them_as_planned() -> None:
+    busy = [replace(AS_PLANNED, tid=i, run_s=1.0, cpus=CpuSet.parse("2")) for i in range(2)]
+    assert compare(busy, -10, replace(PLAN, cpus=CpuSet.parse("2"), batch_cpus=CpuSet.parse("2"))) == []
+
+
 def test_fewer_threads_than_planned() -> None:
     assert [n.code for n in compare([AS_PLANNED], -10, PLAN)] == ["drift-threads"]
     assert compare([], None, PLAN) == []  # the process is gone, or there is no /proc: nothing can be said
