@@ -109,6 +109,9 @@ _HINTS = (
     _hint(r"not within the file bounds|gguf_init_from_\w+: failed to read|unexpectedly reached end of file|"
           r"tensor '.+' data is not within", "model-truncated", "the model file is truncated or damaged", _FETCH_AGAIN,
           exit_code=69),
+    _hint(r"quantized V cache requires flash_attn|V cache quantization requires flash_attn", "kv-type-needs-attention",
+          "a quantized KV cache needs flash attention, which engine.args turn off",
+          "take --flash-attn out of engine.args, or choose model.kv_type: f16", exit_code=78),
     _hint(r"insufficient memory|unable to allocate .* buffer|failed to allocate (?:buffer|compute|CPU|output)|"
           r"std::bad_alloc|mmap failed: Cannot allocate|[Cc]annot allocate memory|GGML_ASSERT\(.*ctx->mem_buffer",
           "out-of-memory", "not enough memory for this model, context and number of slots",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from llamaops.core.model import Model, is_embedding
 from llamaops.core.notes import Findings
@@ -210,7 +211,7 @@ def _steps(profile: Profile, model: Model, sizes: Sizes, batch: Batch) -> Iterat
         while sizes.ubatch > LEAST_UBATCH:
             sizes = replace(sizes, ubatch=sizes.ubatch // 2)
             yield sizes
-    if profile.model.kv_type == "auto" and _quantizable(model):
+    if profile.model.kv_type == "auto" and _quantizable(model) and not _without_flash_attention(profile.engine.args):
         sizes = replace(sizes, kv_type_k="q8_0", kv_type_v="q8_0")
         yield sizes
     if "context" not in profile.model.model_fields_set:
@@ -245,6 +246,12 @@ def _note_shrinks(asked: Sizes, got: Sizes, why: str, findings: Findings) -> Non
     if got.context < asked.context:
         findings.degraded("memory-context-shrunk", f"context of {got.context} tokens a slot instead of the default "
                           f"{asked.context}, {why}; state model.context to keep it")
+
+
+def _without_flash_attention(args: Sequence[str]) -> bool:
+    """Tell whether engine arguments turn flash attention off; a quantized V cache needs it (llama.cpp b11434)."""
+    return any(flag in ("-fa", "--flash-attn") and value in ("off", "disabled", "false", "0")
+               for flag, value in pairwise(args))
 
 
 def _quantizable(model: Model) -> bool:

@@ -36,6 +36,8 @@ NO_MEMORY = """\
      "GGUF"),
     (ONE, "llama_model_load: error loading model: unknown model architecture: 'newllm'", "model-architecture", 69,
      False, "newllm"),
+    (ONE, "E llama_init_from_model: quantized V cache requires flash_attn to be enabled\nE srv load_model: failed to "
+     "create_context", "kv-type-needs-attention", 78, False, "flash attention"),
     (ONE, NO_MEMORY, "out-of-memory", 70, True, "memory"),
     (ONE, "terminate called after throwing an instance of 'std::bad_alloc'", "out-of-memory", 70, True, "memory"),
     (ONE, "E srv start: couldn't bind HTTP server socket, hostname: /x.sock, port: 8080", "cannot-bind", 75, True,

@@ -114,6 +114,12 @@ def test_what_the_profile_states_is_never_shrunk():
         qwen_plan("memory: {prompt_cache_mib: 512, limit: 512MiB}")
 
 
+@pytest.mark.parametrize(("args", "kv_type"), [("['--flash-attn', 'off']", "f16"), ("['--flash-attn', 'on']", "q8_0")])
+def test_a_cache_is_not_quantized_where_the_engine_could_not_read_it(args, kv_type):
+    planned = qwen_plan(f"engine: {{args: {args}}}\nserve: {{slots: 4}}\nmemory: {{limit: 512MiB}}")
+    assert planned.serving.kv_type_v == kv_type
+
+
 def test_a_sliding_window_has_few_checkpoints_and_they_are_counted():
     gemma = replace(SMOL, sliding_window=512)
     sizes = Sizes(4, 4096, 64, "f16", "f16", 0)
