@@ -1,18 +1,20 @@
 """Whether `llamaops tune` finds what measuring every combination finds, and in which part of the time.
 
-    .venv/bin/python benchmarks/tune_grid.py [PROFILE] [--noise cpu:2] [--rounds 3] [--objective slo] [--knobs N]
+    .venv/bin/python benchmarks/tune_grid.py [PROFILE] [--noise cpu:2] [--rounds 4] [--objective slo] [--knobs N]
 
 The grid holds every combination of the tuner's own knobs (all of them, or the N with the largest effect) that plans to
-something else, each measured once a round, the order turned round every time. Both use the same requests and the same
-cost. Of many points the best looks better than it is, so what the tuner keeps (its winner where the confirmation is
-sure, else the start profile) runs against the grid's best once more, in pairs. Printed: the two, how far they are
-apart, and both times: the tuner's from its start to the confirmation, calibrations included.
+something else, each measured once a round, the order turned round every time; a race's rounds, so that it tells its
+points apart as well as the tuner does, and no further rounds for a point that does not run. Both use the same requests
+and the same cost. Of many points the best looks better than it is, so what the tuner keeps (its winner where the
+confirmation is sure, else the start profile) runs against the grid's best once more, in pairs. Printed: the two, how
+far they are apart, and both times: the tuner's from its start to the confirmation, calibrations included.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 import tempfile
 import time
@@ -31,9 +33,10 @@ from llamaops.bench.targets import Target
 from llamaops.core.figures import Slo
 from llamaops.core.knobs import Knob, knobs
 from llamaops.core.progress import NoProgress
-from llamaops.core.racing import cost_of, middle
+from llamaops.core.racing import ROUNDS, Cost, cost_of, middle
 from llamaops.core.stats import Ratio
 from llamaops.core.workload import Lengths, Workload
+from llamaops.errors import LlamaopsError
 from llamaops.prepare import load_profile, plan_only, prepare
 
 
@@ -59,8 +62,13 @@ def measure_grid(task: tuner.Task, points: list[tuner.Point], rounds: int) -> di
     for turn in range(rounds):
         workload = replace(task.conditions.workload, seed=task.conditions.workload.seed + turn)
         for point in points if turn % 2 == 0 else reversed(points):
-            measured = bench(target_of(task, point), replace(task.conditions, workload=workload))
-            cost = cost_of(measured.figures, task.conditions.slo, task.objective)
+            if math.inf in costs[point]:
+                continue
+            try:
+                measured = bench(target_of(task, point), replace(task.conditions, workload=workload))
+                cost = cost_of(measured.figures, task.conditions.slo, task.objective)
+            except LlamaopsError as exc:
+                cost = Cost(math.inf, f"failed: {exc.what}")
             costs[point].append(cost.value)
             print(f"  grid {turn + 1} {tuner.name_of(point)}: {cost.text}", file=sys.stderr, flush=True)
     return {point: middle(row) for point, row in costs.items()}
@@ -76,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", nargs="?", type=Path, default=Path(servers.PROFILE))
     parser.add_argument("--noise", type=Noise.parse, default=Noise())
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--knobs", type=int)
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--objective", choices=["slo", "itl", "throughput"], default="slo")

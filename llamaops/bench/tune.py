@@ -19,7 +19,7 @@ from llamaops.core.knobs import Knob, Setting, knobs, unsafe
 from llamaops.core.plan import Plan
 from llamaops.core.profile_edit import set_value
 from llamaops.core.progress import Progress
-from llamaops.core.racing import ROUNDS, Cost, Objective, cost_of, far_behind, still_racing, winner
+from llamaops.core.racing import CLEAR, ROUNDS, Cost, Objective, cost_of, far_behind, gain, still_racing, winner
 from llamaops.core.stats import Ratio, paired_ratio
 from llamaops.errors import EngineFailed, LlamaopsError, NotPermitted, WrongProfile
 from llamaops.prepare import Planned, load_profile, plan_only, prepare
@@ -120,9 +120,10 @@ def name_of(point: Point) -> str:
 
 
 class _Search:
-    """Two passes over the knobs; the second sees whether an early choice still holds beside the later ones.
+    """One pass over the knobs, and after a clear win a second: does an early choice still hold beside the later ones?
 
-    It races only the knobs whose company has changed, and no value that was far behind the first time.
+    It races only the knobs whose company has changed, and no value that was far behind the first time. Small gains
+    change nothing for the others, and many of them are chance.
     """
 
     def __init__(self, task: Task, planned: Planned, journal: Journal, progress: Progress,
@@ -134,16 +135,16 @@ class _Search:
         self._plans: dict[Point, Plan | None] = {(): planned.plan}
         self._raced_beside: dict[str, Point] = {}
         self._hopeless: set[Setting] = set()
+        self._won_clearly = False
         self._out = Tuned(task, ())
 
     def run(self) -> Tuned:
         try:
             for number in (1, 2):
-                before = self._out.point
                 for knob in self._knobs:
                     if self._raced_beside.get(knob.key) != _without(self._out.point, knob):
                         self._race(knob, number)
-                if self._out.point == before:
+                if not self._won_clearly:
                     break
         except _OutOfTime:
             self._out.out_of_time = True
@@ -171,6 +172,7 @@ class _Search:
         if best == () and not all(map(math.isfinite, costs[()])):
             raise EngineFailed("the start profile can't be measured", where=str(self._task.profile), why=texts[()])
         self._out.point = best
+        self._won_clearly |= best != incumbent and gain(costs[best], costs[incumbent]) > CLEAR
         self._hopeless |= {setting for point in far_behind(costs) for setting in point if setting[0] == knob.key}
         self._out.heats.append(Heat(knob.key, {name_of(p): row for p, row in costs.items()},
                                     {name_of(p): text for p, text in texts.items()}, name_of(best)))

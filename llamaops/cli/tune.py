@@ -40,10 +40,10 @@ def tune(profile: Path, overrides: tuple[str, ...], objective: str, budget: str,
 
     Only keys that the profile leaves on auto are turned: threads, spin, niceness, SMT, core classes, batch threads,
     slots, KV type, flash attention, and real-time policies with --rt. One knob after the other, its values race against
-    the best so far in interleaved short runs, and drop out once they have surely lost; a second pass sees whether early
-    choices hold. Points whose plan degrades, risks something or needs more threads than there are CPUs are refused. At
-    the end the winner is confirmed against the start profile in paired runs, and written only if it is surely better:
-    the profile as it was, with what won, and the evidence as comments and, beside it, as JSON.
+    the best so far in interleaved short runs, and drop out once they have surely lost; after a clear win a second
+    pass sees whether early choices hold. Points whose plan degrades, risks something or needs more threads than there
+    are CPUs are refused. At the end the winner is confirmed against the start profile in paired runs, and written only
+    if it is surely better: the profile as it was, with what won, and the evidence as comments and, beside it, as JSON.
 
     An interrupted run goes on where it was when it is called again with the same profile and options.
 

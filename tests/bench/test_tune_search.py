@@ -109,6 +109,17 @@ def test_as_good_as_the_grid_in_a_quarter_of_its_runs(task: Task, monkeypatch: p
     assert out.runs + (12 if out.point else 0) == machine.runs
 
 
+@pytest.mark.parametrize(("factor", "passes"), [(0.9, 1), (0.5, 2)])
+def test_only_a_clear_win_is_worth_a_second_pass(
+    task: Task, monkeypatch: pytest.MonkeyPatch, factor: float, passes: int
+) -> None:
+    quick = {"model.kv_type": "q8_0"}
+    machine = Machine(lambda settings: 0.02 * (factor if quick.items() <= settings.items() else 1))
+    out = search(task, machine, monkeypatch)
+    assert dict(out.point) == quick
+    assert sum(heat.knob == "placement.threads" for heat in out.heats) == passes
+
+
 def test_nothing_better_is_said_and_not_written(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     out = search(task, Machine(lambda settings: 0.02 * (1.1 if settings != settings_of(()) else 1)), monkeypatch)
     assert (out.point, out.better, out.confirmation) == ((), False, None)
