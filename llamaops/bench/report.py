@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llamaops.bench.svg import Axis, Plot, intervals
+from llamaops.errors import UsageError
+from llamaops.files import write_whole
 from llamaops.resources import resource
 
 Document = dict[str, Any]
@@ -46,15 +48,29 @@ def write_report(path: Path, documents: Sequence[Document]) -> None:
     page = env.get_template("report.html.j2").render(
         sections=[_section(d) for d in documents], figures=figures(documents), data=data,
         environment=_environment(documents))
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page, replace=True)
+
+
+def check_document(document: Document) -> None:
+    """Raise ValueError where a report of the document can't be made, saying what it lacks."""
+    try:
+        _section(document)
+        figures([document])
+        _environment([document])
+    except (LookupError, TypeError, AttributeError) as exc:
+        raise ValueError(f"it lacks or garbles {exc}") from exc
 
 
 def write_plots(folder: Path, documents: Sequence[Document]) -> None:
     """Write each plot of the report to a file of its own, ``NAME.svg``, with colours for a white page."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UsageError("can't make the folder", where=str(folder), why=exc.strerror,
+                         fix="give --plots a folder that you can write") from exc
     style = f"<style>{_STYLE}</style>"
     for figure in figures(documents):
-        (folder / f"{figure.name}.svg").write_text(figure.svg.replace(">", f">{style}", 1), encoding="utf-8")
+        write_whole(folder / f"{figure.name}.svg", figure.svg.replace(">", f">{style}", 1), replace=True)
 
 
 _STYLE = ("text{font:12px sans-serif;fill:#444}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}.limit{stroke:#c22}"

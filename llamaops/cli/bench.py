@@ -150,6 +150,7 @@ def run(target: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
     from llamaops.cli.console import make_progress
 
     signal.signal(signal.SIGTERM, terminate)
+    check_all_writable(out, html)
     named = parse_target(target, overrides)
     conditions = make_conditions(load, named.profile_slo())
     make_ready(named, make_progress())
@@ -200,6 +201,7 @@ def compare(targets: tuple[str, ...], pairs: int, keep: bool, as_json: bool, out
     if len(targets) < 2:
         raise UsageError("nothing to compare with", fix="name two targets or more: llamaops bench compare A B")
     signal.signal(signal.SIGTERM, terminate)
+    check_all_writable(out, html)
     named = [_with_overrides(text) for text in targets]
     conditions = make_conditions(load, named[0].profile_slo())
     for each in named:
@@ -237,19 +239,33 @@ def report(files: tuple[Path, ...], html: Path, plots: Path | None) -> None:
 
 
 def _document(path: Path) -> dict[str, Any]:
+    from llamaops.bench.report import check_document
+
     try:
         document: dict[str, Any] = json.loads(path.read_text())
         if document["schema"] != "llamaops-bench/1":
             raise ValueError(f"its schema is {document['schema']}")
+        check_document(document)
     except (ValueError, KeyError, TypeError) as exc:
         raise UsageError("not a llamaops-bench/1 document", where=str(path), why=str(exc),
                          fix="write one with: llamaops bench TARGET --out FILE") from exc
     return document
 
 
+def check_all_writable(*paths: Path | None) -> None:
+    """Raise UsageError, before anything is measured, where a result could not be written."""
+    from llamaops.files import check_writable
+
+    for path in paths:
+        if path is not None:
+            check_writable(path)
+
+
 def _write(document: dict[str, Any], out: Path | None, html: Path | None) -> None:
     if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n")
+        from llamaops.files import write_whole
+
+        write_whole(out, json.dumps(document, indent=1) + "\n", replace=True)
     if html is not None:
         from llamaops.bench.report import write_report
 

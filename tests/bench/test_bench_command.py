@@ -87,11 +87,25 @@ def test_a_comparison_and_a_report_of_both(tmp_path: Path) -> None:
     (["http://127.0.0.1:1", "--rate", "1", "-c", "4"], 2, "exclude"),
     (["compare", "http://127.0.0.1:1"], 2, "nothing to compare"),
     (["no-such-file.yaml"], 2, "no-such-file.yaml"),
+    (["http://127.0.0.1:1", "--out", "/no/such/run.json"], 2, "/no/such/run.json"),
+    (["compare", "cmd:x {port}", "cmd:x {port}", "--html", "/no/such/run.html"], 2, "/no/such/run.html"),
 ])
 def test_refusals(args: list[str], code: int, says: str) -> None:
     done = bench(*args, code=code)
     assert says in done.stderr and "secret" not in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", '{"schema": "llamaops-bench/2"}', '{"schema": "llamaops-bench/1"}',
+    '{"schema": "llamaops-bench/1", "kind": "run", "figures": null}',
+])
+def test_a_report_of_what_is_no_whole_document_is_refused(tmp_path: Path, text: str) -> None:
+    path, html = tmp_path / "x.json", tmp_path / "r.html"
+    path.write_text(text)
+    done = bench("report", str(path), "--html", str(html), code=2)
+    assert "not a llamaops-bench/1 document" in done.stderr and str(path) in done.stderr
+    assert not html.exists()
 
 
 def test_no_success_is_a_failure() -> None:
