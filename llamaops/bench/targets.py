@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from llamaops.bench.load import Server
 from llamaops.child import end_group, llamaops_argv
 from llamaops.direct import DIRECT
-from llamaops.errors import EngineFailed, LlamaopsError, TryAgain, UsageError
+from llamaops.errors import EngineFailed, TryAgain, UsageError
 
 if TYPE_CHECKING:
     from llamaops.core.progress import Progress
@@ -146,9 +146,9 @@ def serving(target: Target, server: Server, *, start_timeout_s: float = 600.0) -
 @contextlib.contextmanager
 def _command(target: Target, start_timeout_s: float) -> Iterator[tuple[int, int]]:
     port = free_port()
-    with _process(_argv(target.text, port), os.environ) as (process, tail):
-        _await_healthy(process, port, tail, time.monotonic() + start_timeout_s, target.text)
-        yield port, process.pid
+    with _Process(_argv(target.text, port), os.environ, target.text) as process:
+        _await_healthy(process, port, time.monotonic() + start_timeout_s)
+        yield port, process.popen.pid
 
 
 @contextlib.contextmanager
@@ -164,53 +164,61 @@ def _profile(target: Target) -> Iterator[tuple[str, int]]:
     runtime = tempfile.mkdtemp(prefix="llo-")
     private = {"XDG_RUNTIME_DIR": runtime, "XDG_STATE_HOME": runtime}  # its sockets and logs go with it
     try:
-        with _process(argv, os.environ | private, out=True) as (process, tail):
-            assert process.stdout is not None
-            url = process.stdout.readline().decode().strip()
+        with _Process(argv, os.environ | private, target.text, out=True) as process:
+            assert process.popen.stdout is not None
+            url = process.popen.stdout.readline().decode().strip()
             if not url:
-                error = _ended(process, tail, target.text)
-                error.exit_code = max(process.wait(), 0) or EngineFailed.exit_code  # the same codes as ours
+                error = process.ended()
+                error.exit_code = max(process.popen.returncode, 0) or EngineFailed.exit_code  # the same codes as ours
                 raise error
-            yield url, process.pid
+            yield url, process.popen.pid
     finally:
         shutil.rmtree(runtime, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _process(argv: Sequence[str], env: Mapping[str, str], *, out: bool = False) -> Iterator[
-        tuple[subprocess.Popen[bytes], deque[str]]]:
-    """Run a program in its own session and drain what it says; on leaving: SIGTERM, patience, then its whole group."""
-    tail: deque[str] = deque(maxlen=_TAIL)
-    dies_with_us = [setpriv, "--pdeathsig", "TERM", "--"] if (setpriv := shutil.which("setpriv")) else []
-    if shutil.which(argv[0]) is None:
-        raise UsageError("can't run the command", where=argv[0], why="there is no such program", fix="check its path")
-    process = subprocess.Popen([*dies_with_us, *argv], env=dict(env), stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE if out else subprocess.DEVNULL, stderr=subprocess.PIPE,
-                               start_new_session=True)
-    assert process.stderr is not None
-    drain = Thread(target=_drain, args=(process.stderr, tail), daemon=True)
-    drain.start()
-    try:
-        yield process, tail
-    finally:
-        _stop(process)
-        drain.join(1)
-        for pipe in (process.stdout, process.stderr):
+class _Process:
+    """A program in a session of its own, its last words kept; on leaving: SIGTERM, patience, then its whole group."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], where: str, *, out: bool = False) -> None:
+        if shutil.which(argv[0]) is None:
+            raise UsageError("can't run the command", where=argv[0], why="there is no such program",
+                             fix="check its path")
+        dies_with_us = [setpriv, "--pdeathsig", "TERM", "--"] if (setpriv := shutil.which("setpriv")) else []
+        self._where = where
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self.popen = subprocess.Popen([*dies_with_us, *argv], env=dict(env), stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.PIPE if out else subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                      start_new_session=True)
+        self._drain = Thread(target=self._keep_tail, daemon=True)
+        self._drain.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(15)
+        end_group(self.popen)
+        self._drain.join(1)
+        for pipe in (self.popen.stdout, self.popen.stderr):
             if pipe is not None:
                 pipe.close()
 
+    def _keep_tail(self) -> None:
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self._tail.append(line.decode("utf-8", "replace").rstrip())
 
-def _drain(pipe: object, tail: deque[str]) -> None:
-    for line in pipe:  # type: ignore[attr-defined]  # a binary pipe iterates over its lines
-        tail.append(line.decode("utf-8", "replace").rstrip())
+    def failed(self, what: str, why: str) -> EngineFailed:
+        return EngineFailed(what, where=self._where, why=why, detail="\n".join(self._tail))
 
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(15)
-    end_group(process)
+    def ended(self) -> EngineFailed:
+        """Await its end and return that as an error, with its last words."""
+        code = self.popen.wait()
+        self._drain.join(1)  # not for ever: what it started may hold the pipe
+        return self.failed("it ended before it served", f"exit code {code}")
 
 
 def free_port() -> int:
@@ -219,14 +227,14 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _await_healthy(process: subprocess.Popen[bytes], port: int, tail: deque[str], until: float, where: str) -> None:
+def _await_healthy(process: _Process, port: int, until: float) -> None:
     """Return when the port answers ``/health`` or ``/v1/models`` with 200."""
     while not any(_status(port, path) == 200 for path in ("/health", "/v1/models")):
-        if process.poll() is not None:
-            raise _ended(process, tail, where)
+        if process.popen.poll() is not None:
+            raise process.ended()
         if time.monotonic() > until:
-            raise EngineFailed("the command does not serve", where=where, detail="\n".join(tail),
-                               why=f"neither /health nor /v1/models answered on port {port}")
+            raise process.failed("the command does not serve",
+                                 f"neither /health nor /v1/models answered on port {port}")
         time.sleep(0.05)
 
 
@@ -237,12 +245,6 @@ def _status(port: int, path: str) -> int | None:
             return int(sock.recv(64).split()[1])
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _ended(process: subprocess.Popen[bytes], tail: deque[str], where: str) -> LlamaopsError:
-    code = process.wait()
-    time.sleep(0.1)  # its last words are still in the pipe
-    return EngineFailed("it ended before it served", where=where, why=f"exit code {code}", detail="\n".join(tail))
 
 
 def _named(server: Server) -> Server:
