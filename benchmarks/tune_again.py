@@ -56,7 +56,7 @@ def main() -> None:
         tuner.write_winner(out, written, written.with_suffix(".json"))
         again = replace(conditions, workload=replace(workload, seed=workload.seed + NEW_REQUESTS))
         found = compare_targets([parse_target(str(p)) for p in (args.profile, written)], again, args.pairs)
-    ratio = tuner.cost_ratio(task, found)
+    ratio = tuner.cost_ratio(task, found.runs)
     if ratio is None:
         sys.exit("a run of the second comparison failed: nothing can be said")
     kept = ratio.high < 1 and ratio.low <= claimed.high and claimed.low <= ratio.high

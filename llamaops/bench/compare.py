@@ -12,20 +12,24 @@ from llamaops.bench.targets import Live, Target, serving
 from llamaops.core.comparison import Row, Versus, compare, drifts, order_of
 from llamaops.errors import EngineFailed
 
+Runs = Sequence[Sequence[Measured]]
+"""``runs[target][pair]``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All runs, ``runs[target][pair]``, and what they say."""
+    """All runs and what they say."""
 
     targets: tuple[Target, ...]
-    runs: tuple[tuple[Measured, ...], ...]
+    runs: Runs
     results: list[Versus]
     warnings: list[str]
 
 
 def compare_targets(targets: Sequence[Target], conditions: Conditions, pairs: int, *, keep: bool = False,
-                    on_run: Callable[[int, int], None] = lambda _number, _target: None) -> Comparison:
-    """Run the targets in turn, A B B A …, ``pairs`` times each, and compare.
+                    on_run: Callable[[int, int], None] = lambda _number, _target: None,
+                    enough: Callable[[Runs], bool] = lambda _runs: False) -> Comparison:
+    """Run the targets in turn, A B B A …, ``pairs`` times each or until the pairs run are ``enough``, and compare.
 
     Both runs of a pair get the same requests, each pair others. Unless ``keep``, a target is started anew for each of
     its runs, so that the luck of one start (where its memory lies) is not taken for a difference; ``keep`` starts all
@@ -38,6 +42,8 @@ def compare_targets(targets: Sequence[Target], conditions: Conditions, pairs: in
         for number, i in enumerate(order_of(len(targets), pairs)):
             on_run(number, i)
             runs[i].append(_one(targets[i], lives[i] if lives else None, _for_pair(conditions, len(runs[i]))))
+            if len({*map(len, runs)}) == 1 and enough(runs):
+                break
     figures = [[m.figures for m in row] for row in runs]
     return Comparison(tuple(targets), tuple(map(tuple, runs)), compare(figures), drifts(figures) + _warnings(runs))
 
@@ -55,7 +61,7 @@ def _one(target: Target, live: Live | None, conditions: Conditions) -> Measured:
     return measured
 
 
-def _warnings(runs: Sequence[Sequence[Measured]]) -> list[str]:
+def _warnings(runs: Runs) -> list[str]:
     """Return what was wrong with any run, each thing once, with the number of runs."""
     every = [m for row in runs for m in row]
     texts = [text for m in every for text in m.invalid]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,28 +12,45 @@ from pathlib import Path
 from typing import Any
 
 from llamaops import __version__
-from llamaops.bench.compare import Comparison, as_comparison, compare_targets
+from llamaops.bench.compare import Comparison, Runs, as_comparison, compare_targets
 from llamaops.bench.journal import Journal
 from llamaops.bench.run import Conditions, Measured, bench, environment, workload_document
 from llamaops.bench.targets import Target
 from llamaops.core.knobs import Knob, Setting, knobs, unsafe
 from llamaops.core.plan import Plan
+from llamaops.core.profile import Profile, parse_profile
 from llamaops.core.profile_edit import set_value
 from llamaops.core.progress import Progress
-from llamaops.core.racing import CLEAR, ROUNDS, Cost, Objective, cost_of, far_behind, gain, still_racing, winner
+from llamaops.core.racing import (
+    CLEAR,
+    ROUNDS,
+    Cost,
+    Objective,
+    cost_of,
+    far_behind,
+    gain,
+    settled,
+    still_racing,
+    winner,
+)
 from llamaops.core.stats import Ratio, paired_ratio
-from llamaops.errors import EngineFailed, LlamaopsError, NotPermitted, WrongProfile
+from llamaops.errors import EngineFailed, LlamaopsError, NotPermitted, UsageError, WrongProfile
+from llamaops.files import write_whole
 from llamaops.prepare import Planned, load_profile, plan_only, prepare
 
 SCHEMA = "llamaops-tune/1"
 Point = tuple[Setting, ...]
 """Settings that differ from the start profile, sorted by key; () is the start."""
 _SEARCH_SHARE = 0.8
+_LOOKS = (1, 2, 4)
+"""A confirmation looks after so many times the pairs asked for, and ends where more would not change what is said."""
+_LOOK_LEVEL = 1 - 0.05 / len(_LOOKS)
+"""Each look's interval, so that all of them together are 95 % sure (Bonferroni)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is tuned, for what, and for how long (seconds of measuring; the confirmation comes on top)."""
+    """What is tuned, for what, and for how long (seconds of measuring; the first ``pairs`` to confirm always run)."""
 
     profile: Path
     overrides: tuple[str, ...]
@@ -87,22 +105,36 @@ def tune(task: Task, journal: Journal, progress: Progress, say: Callable[[str], 
     search = _Search(task, planned, journal, progress, say)
     out = search.run()
     if out.point:
-        say(f"confirming {name_of(out.point)} against the start profile, {task.pairs} pairs")
-        _confirm(out)
+        _confirm(out, say)
     return out
 
 
-def _confirm(out: Tuned) -> None:
-    task = out.task
+def _confirm(out: Tuned, say: Callable[[str], None]) -> None:
+    """Run the winner against the start in pairs: those asked for, and up to four times as many while it is undecided.
+
+    Scatter differs by machine and hour; a fixed number of pairs is too few on the one and a waste on the other.
+    """
+    task, began = out.task, time.monotonic()
+    say(f"confirming {name_of(out.point)} against the start profile, {task.pairs} to {task.pairs * _LOOKS[-1]} pairs")
+
+    def enough(runs: Runs) -> bool:
+        pairs = len(runs[0])
+        first, second = (_cost(task, row[-1]).value for row in runs)
+        say(f"pair {pairs}: cost × {second / first:.3f}")
+        if pairs not in [task.pairs * look for look in _LOOKS]:
+            return False
+        next_would_end = 2 * (time.monotonic() - began)  # each look is twice as far as the one before
+        return settled(cost_ratio(task, runs, _LOOK_LEVEL)) or next_would_end > task.budget_s - out.seconds
+
     targets = [Target("profile", str(task.profile), (*task.overrides, *overrides(p))) for p in ((), out.point)]
-    out.confirmation = compare_targets(targets, task.conditions, task.pairs)
-    out.ratio = cost_ratio(task, out.confirmation)
+    out.confirmation = compare_targets(targets, task.conditions, task.pairs * _LOOKS[-1], enough=enough)
+    out.ratio = cost_ratio(task, out.confirmation.runs, _LOOK_LEVEL)
 
 
-def cost_ratio(task: Task, found: Comparison) -> Ratio | None:
-    """Return the second target's cost over the first's, with its 95 % interval; None where a run was of no use."""
-    a, b = ([_cost(task, m).value for m in row] for row in found.runs)
-    return paired_ratio(a, b, level=0.95) if all(map(math.isfinite, a + b)) else None
+def cost_ratio(task: Task, runs: Runs, level: float = 0.95) -> Ratio | None:
+    """Return the second target's cost over the first's, with its interval; None where a run was of no use."""
+    a, b = ([_cost(task, m).value for m in row] for row in runs)
+    return paired_ratio(a, b, level=level) if all(map(math.isfinite, a + b)) else None
 
 
 def _cost(task: Task, measured: Measured) -> Cost:
@@ -252,37 +284,55 @@ def question(task: Task) -> dict[str, Any]:
             "noise": str(task.conditions.noise), "where": task.conditions.noise_where, "machine": machine}
 
 
+def check_place(task: Task, path: Path) -> None:
+    """Raise UsageError where the profile would mean something else at ``path``: its relative paths lead elsewhere."""
+    start = load_profile(task.profile, task.overrides)
+    if not _says(task.profile.read_text(), path, start, task.overrides):
+        raise UsageError("the tuned profile would not find there what this one names", where=str(path),
+                         why="it names files by relative paths", fix=f"give --out a name in {task.profile.parent}, or "
+                         "write absolute paths into the profile")
+
+
 def write_winner(out: Tuned, path: Path, evidence: Path) -> None:
-    """Write the profile with what won, the rest of it as it was, and the evidence as comments at its top.
+    """Write the profile with what won, the rest of it as it was tuned, and the evidence as comments at its top.
 
     Where the text is written in a way that can't be edited in place, the whole profile is written anew without its
-    comments. Raises WrongProfile only if the result would not say what won.
+    comments. Raises WrongProfile, and writes nothing, only if neither would say what won.
     """
     source = out.task.profile.read_text()
-    text = source
-    for key, value in out.point:
-        text = set_value(text, key, value, "tuned")
-    path.write_text(_head(out, evidence) + text)
-    wanted = load_profile(out.task.profile, overrides(out.point))
+    settings = (*out.task.overrides, *overrides(out.point))
+    wanted = load_profile(out.task.profile, settings)
+    text = next((t for t in (_edited(source, settings), _anew(source, settings)) if _says(t, path, wanted)), None)
+    if text is None:
+        raise WrongProfile("the tuned profile can't be written", where=str(path),
+                           fix=f"add the values yourself: {name_of(out.point)}")
+    write_whole(path, _head(out, evidence) + text, replace=True)
+
+
+def _says(text: str, path: Path, wanted: Profile, settings: Sequence[str] = ()) -> bool:
+    """Tell whether a profile with this text at ``path`` means ``wanted``, but for the name, which follows the path."""
     try:
-        same = load_profile(path, [f"name={wanted.name}"]) == wanted
+        return parse_profile(text, stem=path.stem, base=path.absolute().parent, environ=os.environ,
+                             overrides=[*settings, f"name={wanted.name}"], where=str(path)) == wanted
     except WrongProfile:
-        same = False
-    if not same:
-        path.write_text(_head(out, evidence) + _anew(source, out.point))
-        if load_profile(path, [f"name={wanted.name}"]) != wanted:
-            raise WrongProfile("the tuned profile can't be written", where=str(path),
-                               fix=f"add the values yourself: {name_of(out.point)}")
+        return False
 
 
-def _anew(source: str, point: Point) -> str:
+def _edited(text: str, settings: Sequence[str]) -> str:
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        text = set_value(text, key, value, "tuned")
+    return text
+
+
+def _anew(source: str, settings: Sequence[str]) -> str:
     import yaml
 
     from llamaops.core.yaml_text import override, read_yaml
 
     data = read_yaml(source).data
-    for assignment in overrides(point):
-        override(data, assignment, [])
+    for setting in settings:
+        override(data, setting, [])
     return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
 

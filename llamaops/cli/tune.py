@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamaops.cli.bench import load_options, make_conditions, terminate
+from llamaops.cli.bench import check_all_writable, load_options, make_conditions, terminate
 from llamaops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ OBJECTIVES = ["slo", "itl", "throughput", "energy"]
               help="slo: the profile's limits first, then speed. itl: smallest ITL p99. energy: joules per token.")
 @click.option("--budget", default="10m", show_default=True, metavar="TIME", help="How long to measure: 90s, 10m, 1h.")
 @click.option("--pairs", type=click.IntRange(4, 100), default=6, show_default=True,
-              help="Paired runs that confirm the winner against the start profile.")
+              help="Paired runs that confirm the winner against the start profile; up to four times as many, "
+              "within the budget, while they do not decide.")
 @click.option("--rt", is_flag=True, help="Try real-time scheduling too, where it is permitted.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False),
               help="Where the winner goes.  [default: PROFILE's name with .tuned.yaml, beside it]")
@@ -57,19 +58,25 @@ def tune(profile: Path, overrides: tuple[str, ...], objective: str, budget: str,
     """
     from llamaops.bench.journal import Journal
     from llamaops.bench.targets import parse_target
-    from llamaops.bench.tune import Task, as_evidence, question, write_winner
+    from llamaops.bench.tune import Task, as_evidence, check_place, question, write_winner
     from llamaops.bench.tune import tune as search
     from llamaops.cli.console import make_progress
+    from llamaops.files import write_whole
 
     signal.signal(signal.SIGTERM, terminate)
     target = parse_target(str(profile), overrides)
     conditions = make_conditions(load, target.profile_slo())
     task = Task(profile, overrides, conditions, objective, read_time(budget), pairs, rt)  # type: ignore[arg-type]  # click checked the word
     out = out or profile.with_suffix(".tuned.yaml")
-    tuned = search(task, Journal(_journal_path(profile), question(task), fresh=fresh), make_progress(), _say)
     evidence = out.with_suffix(".json")
+    if evidence == out:
+        raise UsageError("--out is the winner's profile", where=str(out), why="the evidence goes into that .json file",
+                         fix="give a name that ends in .yaml")
+    check_all_writable(out, evidence)
+    check_place(task, out)
+    tuned = search(task, Journal(_journal_path(profile), question(task), fresh=fresh), make_progress(), _say)
     document = as_evidence(tuned)
-    evidence.write_text(json.dumps(document, indent=1) + "\n")
+    write_whole(evidence, json.dumps(document, indent=1) + "\n", replace=True)
     if tuned.better:
         write_winner(tuned, out, evidence)
     click.echo(json.dumps(document) if as_json else tuned_text(tuned, out, evidence))

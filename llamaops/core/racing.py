@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from llamaops.core.figures import Figures, Slo
-from llamaops.core.stats import deviation, t_quantile
+from llamaops.core.stats import Ratio, deviation, t_quantile
 
 Objective = Literal["slo", "itl", "throughput", "energy"]
 K = TypeVar("K")
@@ -89,6 +89,11 @@ def far_behind(costs: Mapping[K, Sequence[float]]) -> list[K]:
     best = costs[winner(costs, next(iter(costs)))]
     return [k for k, row in costs.items()
             if row and all(not math.isfinite(a) or a > b * (1 + CLEAR) for a, b in zip(row, best, strict=False))]
+
+
+def settled(ratio: Ratio | None) -> bool:
+    """Tell whether more pairs would change nothing: the costs are surely better, surely not, or of no use."""
+    return ratio is None or ratio.high < 1 or ratio.low > 1 - LEAST
 
 
 def winner(costs: Mapping[K, Sequence[float]], incumbent: K) -> K:

@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from llamaops.bench.priority import Client
 from llamaops.bench.run import Conditions, Measured
 from llamaops.bench.sampling import SystemUse
 from llamaops.bench.targets import Target
-from llamaops.bench.tune import Task, Tuned, as_evidence, question, tune, write_winner
+from llamaops.bench.tune import Task, Tuned, as_evidence, check_place, question, tune, write_winner
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.engine import Engine
 from llamaops.core.figures import Slo, measure
@@ -33,7 +34,7 @@ from llamaops.core.racing import ROUNDS
 from llamaops.core.timing import Timing
 from llamaops.core.topology import Cpu, Host
 from llamaops.core.workload import Workload
-from llamaops.errors import EngineFailed
+from llamaops.errors import EngineFailed, UsageError
 
 HOST = Host(online=CpuSet.parse("0-3"), mem_available=8 << 30, cpus=tuple(Cpu(i, CpuSet({i})) for i in range(4)))
 ENGINE = Engine("/e", "b11434", frozenset({"--flash-attn"}), "libgomp")
@@ -106,7 +107,7 @@ def test_as_good_as_the_grid_in_a_quarter_of_its_runs(task: Task, monkeypatch: p
     found = token_s(settings_of(tuple(f"{k}={v}" for k, v in out.point)))
     assert found <= 1.03 * min(map(token_s, grid))
     assert out.runs <= len(grid) * ROUNDS / 4  # to tell its points apart, a grid needs as many rounds as a race
-    assert out.runs + (12 if out.point else 0) == machine.runs
+    assert out.runs + (2 * len(out.confirmation.runs[0]) if out.confirmation else 0) == machine.runs
 
 
 @pytest.mark.parametrize(("factor", "passes"), [(0.9, 1), (0.5, 2)])
@@ -118,6 +119,33 @@ def test_only_a_clear_win_is_worth_a_second_pass(
     out = search(task, machine, monkeypatch)
     assert dict(out.point) == quick
     assert sum(heat.knob == "placement.threads" for heat in out.heats) == passes
+
+
+@pytest.mark.parametrize(("scatter", "factor", "looks", "better"), [
+    (0.002, 0.9, 1, True), (0.06, 0.93, 2, True), (0.06, 1.2, 1, False), (0.5, 0.99, 4, False),
+])
+def test_a_confirmation_runs_as_many_pairs_as_it_takes(
+    task: Task, monkeypatch: pytest.MonkeyPatch, scatter: float, factor: float, looks: int, better: bool
+) -> None:
+    rng = random.Random(3)
+    found = Machine(lambda settings: 0.02 * (0.5 if settings["placement.spin"] == "100000" else 1))
+    meant = Machine(lambda settings: 0.02 * math.exp(rng.gauss(0, scatter))
+                    * (factor if settings["placement.spin"] == "100000" else 1))
+    said: list[str] = []
+    monkeypatch.setattr(tune_module, "bench", found)
+    monkeypatch.setattr(compare_module, "bench", meant)
+    out = tune(task, Journal(task.profile.with_suffix(".jsonl"), question(task)), NoProgress(), said.append)
+    assert out.ratio is not None and out.confirmation is not None
+    assert (out.ratio.pairs, meant.runs, out.better) == (looks * task.pairs, 2 * looks * task.pairs, better)
+    assert f"pair {out.ratio.pairs}: cost × " in said[-1]
+
+
+def test_a_confirmation_goes_on_only_while_the_budget_lasts(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    undecided = iter(itertools.cycle([0.02, 0.03, 0.03, 0.02]))
+    monkeypatch.setattr(compare_module, "bench", Machine(lambda _settings: next(undecided)))
+    out = Tuned(replace(task, budget_s=100.0), (("placement.spin", "100000"),), seconds=100.0)
+    tune_module._confirm(out, lambda _line: None)
+    assert out.ratio is not None and out.ratio.pairs == task.pairs
 
 
 def test_nothing_better_is_said_and_not_written(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +213,25 @@ def test_the_winner_is_the_profile_with_what_won(task: Task, monkeypatch: pytest
     overrides = tuple(f"{key}={value}" for key, value in out.point)
     wanted = prepare_module.load_profile(task.profile, overrides)
     assert prepare_module.load_profile(path, ["name=p"]) == wanted
+
+
+def test_what_was_set_for_the_tuning_is_part_of_the_winner(
+    task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = search(replace(task, overrides=("model.context=2048",)), Machine(landscape(4)), monkeypatch)
+    assert out.better
+    write_winner(out, tmp_path / "t.yaml", tmp_path / "t.json")
+    wanted = prepare_module.load_profile(task.profile, (*out.task.overrides, *tune_module.overrides(out.point)))
+    assert prepare_module.load_profile(tmp_path / "t.yaml", ["name=p"]) == wanted
+    assert wanted.model.context == 2048
+
+
+def test_a_winner_is_refused_where_the_profiles_paths_lead_elsewhere(task: Task, tmp_path: Path) -> None:
+    check_place(task, tmp_path / "t.yaml")
+    with pytest.raises(UsageError, match="would not find there"):
+        check_place(task, tmp_path.parent / "t.yaml")
+    task.profile.write_text(PROFILE.replace("m.gguf", str(tmp_path / "m.gguf")))
+    check_place(task, tmp_path.parent / "t.yaml")
 
 
 def test_a_profile_that_can_not_be_edited_in_place_is_written_anew(
