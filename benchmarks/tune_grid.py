@@ -1,13 +1,14 @@
 """Whether `llamaops tune` finds what measuring every combination finds, and in which part of the time.
 
     .venv/bin/python benchmarks/tune_grid.py [PROFILE] [--noise cpu:2] [--rounds 4] [--objective slo] [--knobs N]
+        [--journal FILE]
 
 The grid holds every combination of the tuner's own knobs (all of them, or the N with the largest effect) that plans to
 something else, each measured once a round, the order turned round every time; a race's rounds, so that it tells its
 points apart as well as the tuner does, and no further rounds for a point that does not run. Both use the same requests
 and the same cost. Of many points the best looks better than it is, so what the tuner keeps (its winner where the
 confirmation is sure, else the start profile) runs against the grid's best once more, in pairs. Printed: the two, how
-far they are apart, and both times: the tuner's from its start to the confirmation, calibrations included.
+far they are apart, and both times: the tuner's with its calibrations and its confirmation.
 """
 
 from __future__ import annotations
@@ -57,27 +58,39 @@ def target_of(task: tuner.Task, point: tuner.Point) -> Target:
     return Target("profile", str(task.profile), tuner.overrides(point))
 
 
-def measure_grid(task: tuner.Task, points: list[tuner.Point], rounds: int) -> dict[tuner.Point, float]:
+def measure_grid(task: tuner.Task, points: list[tuner.Point], rounds: int,
+                 journal: Journal) -> tuple[dict[tuner.Point, float], float]:
+    """Return each point's cost and the seconds that measuring took; what the journal holds is not measured again."""
     costs: dict[tuner.Point, list[float]] = {point: [] for point in points}
+    seconds = 0.0
     for turn in range(rounds):
-        workload = replace(task.conditions.workload, seed=task.conditions.workload.seed + turn)
         for point in points if turn % 2 == 0 else reversed(points):
             if math.inf in costs[point]:
                 continue
-            try:
-                measured = bench(target_of(task, point), replace(task.conditions, workload=workload))
-                cost = cost_of(measured.figures, task.conditions.slo, task.objective)
-            except LlamaopsError as exc:
-                cost = Cost(math.inf, f"failed: {exc.what}")
-            costs[point].append(cost.value)
-            print(f"  grid {turn + 1} {tuner.name_of(point)}: {cost.text}", file=sys.stderr, flush=True)
-    return {point: middle(row) for point, row in costs.items()}
+            key = f"{turn + 1} {tuner.name_of(point)}"
+            row = journal.get(key) or measure_point(task, point, turn)
+            journal.put(key, row)
+            costs[point].append(float(row["cost"]))
+            seconds += float(row["seconds"])
+            print(f"  grid {key}: {row['text']}", file=sys.stderr, flush=True)
+    return {point: middle(row) for point, row in costs.items()}, seconds
+
+
+def measure_point(task: tuner.Task, point: tuner.Point, turn: int) -> dict[str, float | str]:
+    workload = replace(task.conditions.workload, seed=task.conditions.workload.seed + turn)
+    began = time.monotonic()
+    try:
+        measured = bench(target_of(task, point), replace(task.conditions, workload=workload))
+        cost = cost_of(measured.figures, task.conditions.slo, task.objective)
+    except LlamaopsError as exc:
+        cost = Cost(math.inf, f"failed: {exc.what}")
+    return {"cost": cost.value, "text": cost.text, "seconds": time.monotonic() - began}
 
 
 def against(task: tuner.Task, kept: tuner.Point, best: tuner.Point, pairs: int) -> Ratio | None:
     """Run both once more, in pairs, and return the cost of what is kept over that of the best."""
     found = compare_targets([target_of(task, best), target_of(task, kept)], task.conditions, pairs)
-    return tuner.cost_ratio(task, found)
+    return tuner.cost_ratio(task, found.runs)
 
 
 def main() -> None:
@@ -86,8 +99,10 @@ def main() -> None:
     parser.add_argument("--noise", type=Noise.parse, default=Noise())
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--knobs", type=int)
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--objective", choices=["slo", "itl", "throughput"], default="slo")
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="Keep the grid's measurements, and go on with "
+                        "those that are there.")
     args = parser.parse_args()
     slo = load_profile(args.profile).slo
     workload = Workload(1, None, 4, None, 1, Lengths(48), Lengths(32))
@@ -98,26 +113,20 @@ def main() -> None:
     tuner.knobs = lambda *_args, **_kwargs: found  # the tuner gets the same knobs as the grid
     points = grid_of(args.profile, found)
 
-    searched: list[float] = []
-
-    def say(line: str) -> None:
-        print(f"  tune {line}", file=sys.stderr, flush=True)
-        if line.startswith("confirming"):
-            searched.append(time.monotonic())
-
-    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        out = tuner.tune(task, Journal(Path(folder) / "j.jsonl", tuner.question(task)), NoProgress(), say)
-    tuned_s = [*searched, time.monotonic()][0] - began
-    began = time.monotonic()
-    costs = measure_grid(task, points, args.rounds)
-    grid_s = time.monotonic() - began
+        began = time.monotonic()
+        out = tuner.tune(task, Journal(Path(folder) / "j.jsonl", tuner.question(task)), NoProgress(),
+                         lambda line: print(f"  tune {line}", file=sys.stderr, flush=True))
+        tuned_s = time.monotonic() - began
+        journal = Journal(args.journal or Path(folder) / "grid.jsonl", tuner.question(task))
+        costs, grid_s = measure_grid(task, points, args.rounds, journal)
     best = min(costs, key=costs.__getitem__)
     kept = out.point if out.better else ()  # what is not surely better is not written
     print(f"{environment()['cpu']}, {args.profile.name}, noise {args.noise}, objective {args.objective}; knobs: "
           + ", ".join(f"{knob.key} ({len(knob.values) + 1})" for knob in found))
     print(f"grid   {len(costs)} points x {args.rounds} rounds in {grid_s:.0f} s; best: {tuner.name_of(best)}")
-    print(f"tuner  {out.runs} runs in {tuned_s:.0f} s ({tuned_s / grid_s:.0%} of it); keeps: {tuner.name_of(kept)}")
+    print(f"tuner  {out.runs} runs and its confirmation in {tuned_s:.0f} s ({tuned_s / grid_s:.0%} of it); "
+          f"keeps: {tuner.name_of(kept)}")
     print(f"       {costs[kept] / costs[best] - 1:+.1%} from the grid's best, by the grid's own measurements")
     if kept != best and (r := against(task, kept, best, args.pairs)):
         print(f"       {r.ratio - 1:+.1%} ({r.low - 1:+.1%} to {r.high - 1:+.1%}), both run again in {r.pairs} pairs")
