@@ -24,6 +24,7 @@ from llamaops.bench.load import Server
 from llamaops.bench.noise import Noise
 from llamaops.bench.run import Conditions, environment
 from llamaops.bench.targets import parse_target
+from llamaops.bench.winner import write_winner
 from llamaops.core.figures import Slo
 from llamaops.core.progress import NoProgress
 from llamaops.core.workload import Lengths, Workload
@@ -53,7 +54,7 @@ def main() -> None:
             print(f"nothing is surely better than the start profile ({out.runs} runs): nothing is written")
             return
         written = Path(folder) / "tuned.yaml"
-        tuner.write_winner(out, written, written.with_suffix(".json"))
+        write_winner(out, written, written.with_suffix(".json"))
         again = replace(conditions, workload=replace(workload, seed=workload.seed + NEW_REQUESTS))
         found = compare_targets([parse_target(str(p)) for p in (args.profile, written)], again, args.pairs)
     ratio = tuner.cost_ratio(task, found.runs)

@@ -58,8 +58,9 @@ def tune(profile: Path, overrides: tuple[str, ...], objective: str, budget: str,
     """
     from llamaops.bench.journal import Journal
     from llamaops.bench.targets import parse_target
-    from llamaops.bench.tune import Task, as_evidence, check_place, question, write_winner
+    from llamaops.bench.tune import Task, question
     from llamaops.bench.tune import tune as search
+    from llamaops.bench.winner import as_evidence, check_place, write_winner
     from llamaops.cli.console import make_progress
     from llamaops.files import write_whole
 
@@ -105,7 +106,8 @@ def read_time(text: str) -> float:
 
 def tuned_text(tuned: Tuned, out: Path, evidence: Path) -> str:
     """Return what a tuning found, as a page."""
-    from llamaops.bench.tune import confirmed_lines, name_of
+    from llamaops.bench.tune import name_of
+    from llamaops.bench.winner import confirmed_lines
 
     lines = [f"{heat.knob:<24}{heat.won if heat.won != 'the start profile' else 'as it was'}" for heat in tuned.heats]
     lines += [f"refused {name}: {why}"[:200] for name, why in tuned.refused.items()]

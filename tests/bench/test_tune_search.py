@@ -23,7 +23,8 @@ from llamaops.bench.priority import Client
 from llamaops.bench.run import Conditions, Measured
 from llamaops.bench.sampling import SystemUse
 from llamaops.bench.targets import Target
-from llamaops.bench.tune import Task, Tuned, as_evidence, check_place, question, tune, write_winner
+from llamaops.bench.tune import Task, Tuned, question, tune
+from llamaops.bench.winner import as_evidence, check_place, write_winner
 from llamaops.core.cpuset import CpuSet
 from llamaops.core.engine import Engine
 from llamaops.core.figures import Slo, measure
