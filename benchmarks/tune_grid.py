@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import servers
@@ -122,8 +123,8 @@ def main() -> None:
         costs, grid_s = measure_grid(task, points, args.rounds, journal)
     best = min(costs, key=costs.__getitem__)
     kept = out.point if out.better else ()  # what is not surely better is not written
-    print(f"{environment()['cpu']}, {args.profile.name}, noise {args.noise}, objective {args.objective}; knobs: "
-          + ", ".join(f"{knob.key} ({len(knob.values) + 1})" for knob in found))
+    print(f"{environment()['cpu']}, {date.today()}; {args.profile.name}, noise {args.noise}, "
+          f"objective {args.objective}; knobs: " + ", ".join(f"{knob.key} ({len(knob.values) + 1})" for knob in found))
     print(f"grid   {len(costs)} points x {args.rounds} rounds in {grid_s:.0f} s; best: {tuner.name_of(best)}")
     print(f"tuner  {out.runs} runs and its confirmation in {tuned_s:.0f} s ({tuned_s / grid_s:.0%} of it); "
           f"keeps: {tuner.name_of(kept)}")
