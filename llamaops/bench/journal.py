@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_VERSION = 1
+_VERSION = 2
 
 
 class Journal:

@@ -18,6 +18,7 @@ from llamaops.core.plan import Plan
 from llamaops.core.progress import Progress
 from llamaops.core.racing import (
     CLEAR,
+    PATIENCE,
     ROUNDS,
     Cost,
     Objective,
@@ -105,7 +106,8 @@ def tune(task: Task, journal: Journal, progress: Progress, say: Callable[[str], 
 def _confirm(out: Tuned, say: Callable[[str], None]) -> None:
     """Run the winner against the start in pairs: those asked for, and up to four times as many while it is undecided.
 
-    Scatter differs by machine and hour; a fixed number of pairs is too few on the one and a waste on the other.
+    Scatter differs by machine and hour; a fixed number of pairs is too few on the one and a waste on the other. The
+    last look comes early where the budget allows no further pair.
     """
     task, began = out.task, time.monotonic()
     say(f"confirming {name_of(out.point)} against the start profile, {task.pairs} to {task.pairs * _LOOKS[-1]} pairs")
@@ -114,10 +116,12 @@ def _confirm(out: Tuned, say: Callable[[str], None]) -> None:
         pairs = len(runs[0])
         first, second = (_cost(task, row[-1]).value for row in runs)
         say(f"pair {pairs}: cost × {second / first:.3f}")
-        if pairs not in [task.pairs * look for look in _LOOKS]:
+        if pairs < task.pairs:
             return False
-        next_would_end = 2 * (time.monotonic() - began)  # each look is twice as far as the one before
-        return settled(cost_ratio(task, runs, _LOOK_LEVEL)) or next_would_end > task.budget_s - out.seconds
+        next_would_end = (time.monotonic() - began) * (1 + 1 / pairs)
+        if next_would_end > task.budget_s - out.seconds:
+            return True
+        return pairs in [task.pairs * look for look in _LOOKS] and settled(cost_ratio(task, runs, _LOOK_LEVEL))
 
     targets = [Target("profile", str(task.profile), (*task.overrides, *overrides(p))) for p in ((), out.point)]
     out.confirmation = compare_targets(targets, task.conditions, task.pairs * _LOOKS[-1], enough=enough)
@@ -161,6 +165,7 @@ class _Search:
         self._raced_beside: dict[str, Point] = {}
         self._hopeless: set[Setting] = set()
         self._won_clearly = False
+        self._longest_s = 0.0
         self._out = Tuned(task, ())
 
     def run(self) -> Tuned:
@@ -240,29 +245,40 @@ class _Search:
         self._say(f"refused {name_of(point)}: {why}")
 
     def _measure(self, key: str, point: Point, turn: int) -> Cost:
-        if (known := self._journal.get(key)) is not None:
-            return Cost(float(known["cost"]), str(known["text"]))
-        if self._out.seconds > self._task.budget_s * _SEARCH_SHARE:
-            raise _OutOfTime
-        began = time.monotonic()
-        cost = self._run(point, turn)
-        self._out.seconds += time.monotonic() - began
-        self._out.runs += 1
-        self._journal.put(key, {"cost": cost.value, "text": cost.text})
-        self._say(f"{self._out.seconds:5.0f} s  {name_of(point)}: {cost.text}")
-        return cost
+        row = self._journal.get(key)
+        if row is None:
+            if self._out.seconds > self._task.budget_s * _SEARCH_SHARE:
+                raise _OutOfTime
+            began = time.monotonic()
+            row = self._run(point, turn)
+            self._out.seconds += time.monotonic() - began
+            self._out.runs += 1
+            self._journal.put(key, row)
+            self._say(f"{self._out.seconds:5.0f} s  {name_of(point)}: {row['text']}")
+        if not point:
+            self._longest_s = max(self._longest_s, float(row["longest_s"]))
+        return Cost(float(row["cost"]), str(row["text"]))
 
-    def _run(self, point: Point, turn: int) -> Cost:
-        """Measure a point once; each round of a race has requests of its own, the same for all."""
-        workload = self._task.conditions.workload
-        conditions = replace(self._task.conditions, workload=replace(workload, seed=workload.seed + turn))
+    def _run(self, point: Point, turn: int) -> dict[str, Any]:
+        """Measure a point once, as the journal keeps it; each round has requests of its own, the same for all.
+
+        Other points than the start wait for an answer only so long: a hopeless one would eat the budget.
+        """
+        conditions = self._task.conditions
+        workload, server = conditions.workload, conditions.server
+        if point and self._longest_s:
+            limit_s = PATIENCE * self._longest_s
+            server = replace(server, timeout_s=min(limit_s, server.timeout_s or limit_s))
+        conditions = replace(conditions, server=server, workload=replace(workload, seed=workload.seed + turn))
         target = Target("profile", str(self._task.profile), (*self._task.overrides, *overrides(point)))
         try:
-            return _cost(self._task, bench(target, conditions))
+            measured = bench(target, conditions)
         except LlamaopsError as exc:
             if not point:
                 raise
-            return Cost(math.inf, f"failed: {exc.what}")
+            return {"cost": math.inf, "text": f"failed: {exc.what}", "longest_s": 0.0}
+        cost = _cost(self._task, measured)
+        return {"cost": cost.value, "text": cost.text, "longest_s": max(t.e2e for t in measured.timings)}
 
 
 def _without(point: Point, knob: Knob) -> Point:

@@ -19,6 +19,8 @@ CLEAR = 0.15
 """A candidate this much worse in each of two rounds is out at once."""
 LEAST = 0.01
 """The incumbent gives way only to something better by at least this."""
+PATIENCE = 4
+"""An answer this many times as long as the start profile's slowest is not waited for: its candidate has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ def cost_of(figures: Figures, slo: Slo, objective: Objective, joules: float | No
     ``energy``: joules per token. A run with any failed request is of no use.
     """
     if figures.ok < figures.sent or not figures.output_tokens or figures.ttft is None or figures.itl is None:
-        return Cost(math.inf, "failed")
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in figures.failures.items())
+        return Cost(math.inf, f"failed: {kinds or 'no text'}")
     per_token = 1 / figures.output_tokens_per_s
     ttft, itl = figures.ttft.p95, figures.itl.p99
     text = f"TTFT p95 {ttft:.0f} ms, ITL p99 {itl:.1f} ms, {figures.output_tokens_per_s:.1f} tok/s"

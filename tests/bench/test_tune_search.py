@@ -69,12 +69,16 @@ class Machine:
 
     def __init__(self, token_s: Callable[[Settings], float]) -> None:
         self.token_s, self.runs, self.rng = token_s, 0, random.Random(1)
+        self.limits_s: dict[str, float] = {}  # by spin, of the first run
 
     def __call__(self, target: Target, conditions: Conditions, on_done: object = None) -> Measured:
         self.runs += 1
         gap = self.token_s(settings_of(target.overrides)) * math.exp(self.rng.gauss(0, 0.005))
         times = tuple(0.1 + gap * i for i in range(20))
-        timing = Timing(0, 20, 0.0, 0.0, 0.0, times[-1], times, 7, 20, "length")
+        limit_s = conditions.server.timeout_s or math.inf
+        self.limits_s.setdefault(settings_of(target.overrides)["placement.spin"], limit_s)
+        timing = Timing(0, 20, 0.0, 0.0, 0.0, min(limit_s, times[-1]), times, 7, 20, "length",
+                        failure="timeout" if times[-1] > limit_s else None)
         figures = measure([timing], times[-1], conditions.slo)
         return Measured(target, conditions, datetime.now(UTC), figures, (timing,), 0.0, SystemUse(), Client("x"), "m")
 
@@ -141,12 +145,17 @@ def test_a_confirmation_runs_as_many_pairs_as_it_takes(
     assert f"pair {out.ratio.pairs}: cost × " in said[-1]
 
 
-def test_a_confirmation_goes_on_only_while_the_budget_lasts(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    undecided = iter(itertools.cycle([0.02, 0.03, 0.03, 0.02]))
-    monkeypatch.setattr(compare_module, "bench", Machine(lambda _settings: next(undecided)))
-    out = Tuned(replace(task, budget_s=100.0), (("placement.spin", "100000"),), seconds=100.0)
+@pytest.mark.parametrize(("budget_s", "pairs"), [(100.0, 6), (265.0, 16)])
+def test_an_undecided_confirmation_uses_what_is_left_of_the_budget(
+    task: Task, monkeypatch: pytest.MonkeyPatch, budget_s: float, pairs: int
+) -> None:
+    undecided = itertools.cycle([0.02, 0.03])  # runs come A B B A: each wins every other pair
+    meant = Machine(lambda _settings: next(undecided))
+    monkeypatch.setattr(compare_module, "bench", meant)
+    monkeypatch.setattr(tune_module.time, "monotonic", lambda: 5.0 * meant.runs)
+    out = Tuned(replace(task, budget_s=budget_s), (("placement.spin", "100000"),), seconds=100.0)
     tune_module._confirm(out, lambda _line: None)
-    assert out.ratio is not None and out.ratio.pairs == task.pairs
+    assert out.ratio is not None and out.ratio.pairs == pairs
 
 
 def test_nothing_better_is_said_and_not_written(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +189,20 @@ def test_the_budget_ends_the_search_with_the_best_so_far(task: Task, monkeypatch
     out = search(Task(task.profile, (), task.conditions, "itl", 600.0, 4), Machine(token_s), monkeypatch)
     assert out.out_of_time and out.seconds <= 600
     assert token_s(settings_of(tuple(f"{k}={v}" for k, v in out.point))) <= token_s(settings_of(()))
+
+
+def test_nobody_waits_for_a_hopeless_value(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = {"auto": 1.0, "passive": 100.0, "10000": 0.9, "100000": 1.0}
+    machine = Machine(lambda settings: 0.02 * factor[settings["placement.spin"]])
+    out = search(task, machine, monkeypatch)
+    heat = next(heat for heat in out.heats if heat.knob == "placement.spin")
+    assert heat.texts["placement.spin=passive"] == "failed: 1 x timeout"
+    assert heat.costs["placement.spin=passive"] == [math.inf]
+    assert machine.limits_s["passive"] == pytest.approx(4 * (0.1 + 19 * 0.02), rel=0.05)
+    assert machine.limits_s["auto"] == math.inf
+    assert dict(out.point) == {"placement.spin": "10000"}
+    again = search(task, Machine(machine.token_s), monkeypatch)
+    assert (again.runs, again.heats) == (0, out.heats)
 
 
 def test_points_that_fail_lose_and_a_start_that_fails_is_told(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
