@@ -6,9 +6,9 @@
 The grid holds every combination of the tuner's own knobs (all of them, or the N with the largest effect) that plans to
 something else, each measured once a round, the order turned round every time; a race's rounds, so that it tells its
 points apart as well as the tuner does, and no further rounds for a point that does not run. Both use the same requests
-and the same cost. Of many points the best looks better than it is, so what the tuner keeps (its winner where the
-confirmation is sure, else the start profile) runs against the grid's best once more, in pairs. Printed: the two, how
-far they are apart, and both times: the tuner's with its calibrations and its confirmation.
+and the same cost. Of many points the best looks better than it is, so what the tuner found and what it keeps (the same
+where the confirmation is sure, else the start profile) run against the grid's best once more, in pairs. Printed: all
+three, how far they are apart, and both times: the tuner's with its calibrations and its confirmation.
 """
 
 from __future__ import annotations
@@ -88,10 +88,11 @@ def measure_point(task: tuner.Task, point: tuner.Point, turn: int) -> dict[str, 
     return {"cost": cost.value, "text": cost.text, "seconds": time.monotonic() - began}
 
 
-def against(task: tuner.Task, kept: tuner.Point, best: tuner.Point, pairs: int) -> Ratio | None:
-    """Run both once more, in pairs, and return the cost of what is kept over that of the best."""
-    found = compare_targets([target_of(task, best), target_of(task, kept)], task.conditions, pairs)
-    return tuner.cost_ratio(task, found.runs)
+def against(task: tuner.Task, points: list[tuner.Point], best: tuner.Point, pairs: int) -> list[Ratio | None]:
+    """Run each point against the best once more, in pairs, and return its cost over that of the best."""
+    targets = [target_of(task, point) for point in (best, *points)]
+    runs = compare_targets(targets, task.conditions, pairs).runs
+    return [tuner.cost_ratio(task, [runs[0], row]) for row in runs[1:]]
 
 
 def main() -> None:
@@ -128,9 +129,11 @@ def main() -> None:
     print(f"grid   {len(costs)} points x {args.rounds} rounds in {grid_s:.0f} s; best: {tuner.name_of(best)}")
     print(f"tuner  {out.runs} runs and its confirmation in {tuned_s:.0f} s ({tuned_s / grid_s:.0%} of it); "
           f"keeps: {tuner.name_of(kept)}")
-    print(f"       {costs[kept] / costs[best] - 1:+.1%} from the grid's best, by the grid's own measurements")
-    if kept != best and (r := against(task, kept, best, args.pairs)):
-        print(f"       {r.ratio - 1:+.1%} ({r.low - 1:+.1%} to {r.high - 1:+.1%}), both run again in {r.pairs} pairs")
+    others = [point for point in dict.fromkeys((kept, out.point)) if point != best]
+    for point, r in zip(others, against(task, others, best, args.pairs) if others else [], strict=True):
+        print(f"       {tuner.name_of(point)}: {costs[point] / costs[best] - 1:+.1%} from the grid's best by the grid's "
+              "measurements" + (f", {r.ratio - 1:+.1%} ({r.low - 1:+.1%} to {r.high - 1:+.1%}) run again in {r.pairs} "
+                                "pairs" if r else ""))
     if r := out.ratio:
         print(f"       {tuner.name_of(out.point)} against the start profile: cost x {r.ratio:.3f} "
               f"({r.low:.3f} - {r.high:.3f}, {r.pairs} pairs)")
