@@ -131,9 +131,11 @@ def main() -> None:
           f"keeps: {tuner.name_of(kept)}")
     others = [point for point in dict.fromkeys((kept, out.point)) if point != best]
     for point, r in zip(others, against(task, others, best, args.pairs) if others else [], strict=True):
-        print(f"       {tuner.name_of(point)}: {costs[point] / costs[best] - 1:+.1%} from the grid's best by the grid's "
-              "measurements" + (f", {r.ratio - 1:+.1%} ({r.low - 1:+.1%} to {r.high - 1:+.1%}) run again in {r.pairs} "
-                                "pairs" if r else ""))
+        by_grid = costs[point] / costs[best] - 1
+        line = f"{tuner.name_of(point)} against the grid's best: {by_grid:+.1%} by the grid's own measurements"
+        if r:
+            line += f"; {r.ratio - 1:+.1%} ({r.low - 1:+.1%} to {r.high - 1:+.1%}) run again in {r.pairs} pairs"
+        print(f"       {line}")
     if r := out.ratio:
         print(f"       {tuner.name_of(out.point)} against the start profile: cost x {r.ratio:.3f} "
               f"({r.low:.3f} - {r.high:.3f}, {r.pairs} pairs)")
